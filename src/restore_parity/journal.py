@@ -1,0 +1,137 @@
+"""The journal: an append-only file of what the engine produced, group-committed, read back after a kill."""
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from .records import Delta, End, Start, TopTwo
+
+Record = Start | Delta | End
+
+
+class JsonlWriter:
+    """Appends records; one write and one fsync for all that gathered since the last commit."""
+
+    def __init__(self, path: Path, fsync_ms: float = 0.0):
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._encode = msgspec.json.Encoder().encode
+        self._gathered: list[bytes] = []
+        self._every = fsync_ms / 1000
+        self._last = 0.0
+
+    def append(self, record: msgspec.Struct) -> None:
+        self._gathered += (self._encode(record), b"\n")
+
+    def commit(self, now: bool = False) -> None:
+        """Make what was appended durable, at most once every `fsync_ms` unless `now`. Raises OSError (disk full)."""
+        if not self._gathered or (not now and time.monotonic() - self._last < self._every):
+            return
+        rest = memoryview(b"".join(self._gathered))
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+        os.fsync(self._file)
+        self._gathered.clear()
+        self._last = time.monotonic()
+
+    def close(self) -> None:
+        self.commit(now=True)
+        os.close(self._file)
+
+
+class Call(msgspec.Struct):
+    """One model request as far as it is known: captured prefix or whole answer. Lists are (tokens,), log-probs in nats."""
+
+    call_id: str
+    key: str
+    call_index: int
+    group_id: str
+    prompt_ids: list[int]
+    max_tokens: int  # the limit of prefix and tail together
+    started: float
+    ids: list[int] = []
+    logprobs: list[float] = []
+    top2: list[TopTwo] = []
+    finish_reason: str | None = None
+    tool_ids: list[int] | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.finish_reason is None
+
+    def extend(self, ids: list[int], logprobs: list[float], top2: list[TopTwo]) -> None:
+        self.ids += ids
+        self.logprobs += logprobs
+        self.top2 += top2
+
+
+class JournalError(Exception):
+    """A record that is broken where no kill can have broken it; says file, line and byte."""
+
+
+class Journal:
+    """Reads a journal as it grows: `poll` takes in what was committed since. `torn` tells of a dropped last record."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.calls: dict[str, Call] = {}
+        self.torn: str | None = None
+        self.tokens = 0
+        self.tool_runs: Counter[str] = Counter()  # by row key
+        self._rest = b""
+        self._read = 0
+        self._lines = 0
+        self._decode = msgspec.json.Decoder(Record).decode
+
+    def poll(self) -> "Journal":
+        """Raises JournalError."""
+        if not self.path.exists():
+            return self
+        with self.path.open("rb") as stream:
+            stream.seek(self._read)
+            fresh = stream.read()
+        *lines, rest = (self._rest + fresh).split(b"\n")  # only b"\n": text may hold other line ends
+        place = self._read - len(self._rest)
+        self._read += len(fresh)
+        self._rest = rest
+        for line in lines:
+            self._lines += 1
+            try:
+                self._take(self._decode(line))
+            except (msgspec.MsgspecError, KeyError, ValueError) as error:
+                told = f"no start of call {error}" if isinstance(error, KeyError) else str(error)
+                raise JournalError(
+                    f"{self.path}, line {self._lines}, byte {place}: broken journal record: {told}"
+                ) from None
+            place += len(line) + 1
+        torn = f"{self.path}, line {self._lines + 1}, byte {place}: torn last record of {len(rest)} bytes dropped"
+        self.torn = torn if rest else None
+        return self
+
+    def open_calls(self) -> list[Call]:
+        return [call for call in self.calls.values() if call.is_open]
+
+    def _take(self, record: Record) -> None:
+        if isinstance(record, Start):
+            if record.call_id in self.calls:
+                raise ValueError(f"call {record.call_id} started twice")
+            place = (record.key, record.call_index, record.group_id)
+            self.calls[record.call_id] = Call(
+                record.call_id, *place, record.prompt_ids, record.max_tokens, started=record.t
+            )
+            return
+        call = self.calls[record.call_id]
+        if isinstance(record, Delta):
+            if not len(record.ids) == len(record.logprobs) == len(record.top2):
+                raise ValueError("ids, logprobs and top2 differ in length")
+            call.extend(record.ids, record.logprobs, record.top2)
+            call.first_token = call.first_token or record.t
+            call.last_token = record.t
+            self.tokens += len(record.ids)
+        else:
+            call.finish_reason, call.tool_ids = record.finish_reason, record.tool_ids
+            self.tool_runs[call.key] += record.tool_ids is not None

@@ -1,0 +1,217 @@
+"""A run's dump as one row index: built once in one streaming pass, rows read again from their places in the file."""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from .errors import IncompleteError
+from .journal import Journal, JournalError
+from .records import Key, Problem, RestoreRecord, Row, RunInfo
+
+LISTS = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a row stands: byte `offset` and `size` of its line, and which row of that line it is."""
+
+    file: str
+    line: int
+    offset: int
+    size: int
+    nth: int
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}, row {self.nth}"
+
+
+class RowRef(msgspec.Struct, frozen=True):
+    """What the index keeps of a row; its tokens stay in the file."""
+
+    key: Key
+    group_id: str
+    input_length: int
+    trained_tokens: int
+    reward: float
+    sample_loss_mask: float
+    place: Place
+
+
+class Line(msgspec.Struct):
+    """One trained chunk; its rows are decoded one by one, so that a broken one does not hide the others."""
+
+    train_step: int
+    rows: list[msgspec.Raw]
+    chunk_index: int = 0
+
+
+class Run:
+    """One run as the checks read it. `rows` maps a key to all rows that carry it: one, unless rows were doubled."""
+
+    def __init__(self, name: str, dump: Path | None, info: RunInfo | None = None):
+        self.name, self.dump, self.info = name, dump, info
+        self.rows: dict[Key, list[RowRef]] = {}
+        self.problems: list[Problem] = []
+        self.lines = 0
+        self.journal: Journal | None = None
+        self.restores: list[RestoreRecord] | None = None
+        self._line = lru_cache(maxsize=1)(self._decode)  # the rows of one line are asked for one after another
+
+    def read(self, ref: RowRef) -> Row:
+        return self._line(ref.place.offset, ref.place.size, ref.key.train_step)[ref.place.nth]
+
+    def only(self, key: Key) -> Row | None:
+        """The row of a key, or None where it is missing, doubled or broken (told by other checks)."""
+        refs = self.rows.get(key, [])
+        return self.read(refs[0]) if len(refs) == 1 else None
+
+    def _decode(self, offset: int, size: int, _step: int) -> list[Row | None]:
+        with self.dump.open("rb") as stream:
+            stream.seek(offset)
+            _, decoded = decode_line(stream.read(size))
+        return [row if isinstance(row, Row) else None for row in decoded]
+
+
+def load_run(path: Path, name: str | None = None) -> Run:
+    """Index the dump of a run's folder, or a dump file alone. Damage is collected in `problems`, nothing is dropped unsaid.
+
+    Raises IncompleteError when there is no dump at all.
+    """
+    folder = path if path.is_dir() else None
+    dump = path / "training.jsonl" if folder else path
+    if not dump.is_file():
+        half = " (its trainer never came to an end)" if dump.with_suffix(".jsonl.partial").exists() else ""
+        raise IncompleteError(f"{dump}: no such dump{half}")
+    run = Run(name or path.name, dump, _info(folder) if folder else None)
+    offset = 0
+    with dump.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):  # a binary file's lines end at b"\n" only
+            _index_line(run, line, Place(dump.name, number, offset, len(line), 0))
+            offset += len(line)
+            run.lines = number
+    if folder:
+        run.journal, run.restores = read_capture(folder), _restores(folder / "restores.jsonl", run)
+    return run
+
+
+def read_capture(folder: Path) -> Journal | None:
+    """A run's journal, or None when it has none. Raises IncompleteError when it is broken before its last record."""
+    file = folder / "journal.jsonl"
+    try:
+        return Journal(file).poll() if file.exists() else None
+    except JournalError as error:
+        raise IncompleteError(str(error)) from None
+
+
+def decode_line(line: bytes) -> tuple[int, list[Row | Exception]]:
+    """Train step and rows of one line; a row that does not decode is its error. Raises msgspec.MsgspecError, ValueError.
+
+    Strict JSON is tried first; the origin writes bare NaN and Infinity, which only the standard library reads.
+    """
+    try:
+        chunk = _decode_chunk(line)
+        return chunk.train_step, [_row(raw, _decode_row) for raw in chunk.rows]
+    except msgspec.DecodeError as error:
+        if isinstance(error, msgspec.ValidationError):
+            raise
+        chunk = json.loads(line)
+        rows = chunk.pop("rows")
+        return msgspec.convert(chunk, Head).train_step, [_row(raw, _convert_row) for raw in rows]
+
+
+class Head(msgspec.Struct):
+    train_step: int
+
+
+_decode_chunk = msgspec.json.Decoder(Line).decode
+_decode_row = msgspec.json.Decoder(Row).decode
+
+
+def _convert_row(raw) -> Row:
+    return msgspec.convert(raw, Row)
+
+
+def _row(raw, decode) -> Row | Exception:
+    try:
+        return decode(raw)
+    except msgspec.MsgspecError as error:
+        return error
+
+
+def _index_line(run: Run, line: bytes, place: Place) -> None:
+    try:
+        step, rows = decode_line(line)
+    except (msgspec.MsgspecError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        torn = "" if line.endswith(b"\n") else "torn last line: "
+        _damaged(run, "", f"{place.file}, line {place.line}", "a trained chunk in JSON", f"{torn}{error}")
+        return
+    for nth, row in enumerate(rows):
+        at = msgspec.structs.replace(place, nth=nth)
+        if not isinstance(row, Row):
+            _damaged(run, "", str(at), "every field of a row, each of its type", str(row))
+            continue
+        key = Key(step, row.prompt_idx, row.generation_index)
+        for what, expected, got in row_faults(row):
+            _damaged(run, str(key), f"{at}, {what}", expected, got)
+        ref = RowRef(
+            key=key,
+            group_id=row.group_id,
+            input_length=row.input_length,
+            trained_tokens=int(sum(row.token_loss_mask)),
+            reward=row.reward,
+            sample_loss_mask=row.sample_loss_mask,
+            place=at,
+        )
+        run.rows.setdefault(key, []).append(ref)
+
+
+def row_faults(row: Row) -> list[tuple[str, str, str]]:
+    """(field, expected, got) of all that is wrong in a row by itself."""
+    top2 = {"generation_top2": row.generation_top2} if row.generation_top2 is not None else {}
+    lists = {name: getattr(row, name) for name in LISTS} | top2
+    faults = [
+        (name, f"{row.input_length} entries, as input_length says", str(len(values)))
+        for name, values in lists.items()
+        if len(values) != row.input_length
+    ]
+    for name in LISTS[2:]:
+        # x - x is 0.0 but for NaN and the infinities
+        wrong = next((place for place, value in enumerate(lists[name]) if value - value != 0), None)
+        if wrong is not None:
+            faults.append((f"{name}[{wrong}]", "a finite number", str(lists[name][wrong])))
+    for name in ("reward", "sample_loss_mask"):
+        if (value := getattr(row, name)) - value != 0:
+            faults.append((name, "a finite number", str(value)))
+    if not set(row.token_loss_mask) <= {0, 1}:
+        faults.append(("token_loss_mask", "0 or 1 at every token", str(sorted(set(row.token_loss_mask)))))
+    if not any(row.token_loss_mask):
+        faults.append(("token_loss_mask", "at least one trained token", "none"))
+    return faults
+
+
+def _damaged(run: Run, key: str, where: str, expected: str, got: str) -> None:
+    run.problems.append(
+        Problem("dump-complete", key, f"{run.name}: {where}", expected, got, f"look at that line of {run.dump}")
+    )
+
+
+def _info(folder: Path) -> RunInfo | None:
+    file = folder / "run.json"
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=RunInfo) if file.exists() else None
+    except msgspec.MsgspecError as error:
+        raise IncompleteError(f"{file}: {error}") from None
+
+
+def _restores(file: Path, run: Run) -> list[RestoreRecord] | None:
+    if not file.exists():
+        return None
+    records = []
+    for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
+        try:
+            if line:
+                records.append(msgspec.json.decode(line, type=RestoreRecord))
+        except msgspec.MsgspecError as error:
+            _damaged(run, "", f"{file.name}, line {number}", "a restore record", str(error))
+    return records

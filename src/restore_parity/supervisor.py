@@ -1,0 +1,241 @@
+"""The supervisor: starts each workload in a session of its own, watches its journal, kills one, proves it is gone."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import platformdirs
+import psutil
+from tqdm import tqdm
+
+from .errors import IncompleteError, UsageError
+from .journal import Journal, JournalError
+from .params import Params
+from .records import Exit, OpenCall, RunInfo, cut_name
+
+PHASES = ("uninterrupted", "killed", "restored")
+POLL_S = 0.02
+GONE_S = 60.0  # how long a killed group may take to leave the process table
+SHARED_MEMORY = Path("/dev/shm")
+# torch keeps what it compiled in the temp folder; without a lasting place every engine start would compile again
+CACHES = {"TORCHINDUCTOR_CACHE_DIR": str(platformdirs.user_cache_path("restore-parity") / "torchinductor")}
+
+
+def prepare(params: Params) -> None:
+    """Make the folder of the runs. Earlier runs there are kept beside it under another name, and told of."""
+    if params.reuse:
+        return
+    if params.folder.exists():
+        aside = params.folder.with_name(f"{params.folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+        params.folder.rename(aside)
+        print(f"earlier runs kept as {aside}")
+    params.folder.mkdir(parents=True)
+
+
+def run_phase(phase: str, params: Params) -> None:
+    """Run one workload to its end (or its kill), or take the saved one when `reuse` is set.
+
+    Raises UsageError when the saved run is of other parameters, IncompleteError when the run did not come about.
+    """
+    folder = params.folder / phase
+    if params.reuse:
+        _check_saved(folder, params)
+        return
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        raise UsageError(f"{folder} exists", "run the set-up cell again, which keeps it aside, or set reuse") from None
+    source = str(params.folder / "killed") if phase == "restored" else None
+    task = {"phase": phase, "params": params.model_dump(), "source": source}
+    (folder / "task.json").write_bytes(msgspec.json.encode(task))
+    journal = Journal(folder / "journal.jsonl")
+    with tqdm(desc=f"{phase}: generate", unit=" tokens", file=sys.stdout, mininterval=0.5) as bar:
+        worker = Child("worker", folder)
+        ended = worker.watch(lambda: _progress(bar, journal, phase, params))
+    info = read_info(folder)
+    if phase == "killed":
+        if ended.signal != signal.SIGKILL or not ended.open_calls:
+            raise IncompleteError(f"killed: the worker ended by itself, before {_plan(params)}")
+        _write_info(folder, msgspec.structs.replace(info, exit=ended))
+        return
+    chunks = params.steps * -(-len(params.keys()) // params.steps // params.micro_batch_rows)
+    with tqdm(desc=f"{phase}: train", unit=" chunks", total=chunks, file=sys.stdout, mininterval=0.5) as bar:
+        Child("trainer", folder).watch(lambda: _trained(bar, folder))
+        bar.update(chunks - bar.n)
+    _write_info(folder, msgspec.structs.replace(info, exit=ended, trained=time.time()))
+
+
+def read_info(folder: Path) -> RunInfo:
+    """Raises IncompleteError when the run never got as far as a ready engine."""
+    try:
+        return msgspec.json.decode((folder / "run.json").read_bytes(), type=RunInfo)
+    except FileNotFoundError:
+        raise IncompleteError(f"{folder / 'run.json'} is missing: this run never started its engine") from None
+    except msgspec.MsgspecError as error:
+        raise IncompleteError(f"{folder / 'run.json'}: {error}") from None
+
+
+def _write_info(folder: Path, info: RunInfo) -> None:
+    fresh = folder / "run.json.new"
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(info)))
+    fresh.rename(folder / "run.json")
+
+
+def _check_saved(folder: Path, params: Params) -> None:
+    info = read_info(folder)
+    if info.exit is None:
+        raise IncompleteError(f"{folder}: half-written, its run never ended; run again without reuse")
+    if info.params_sha256 != params.sha256():
+        mine = params.workload()
+        other = [f"{k}: {info.params.get(k)!r} there, {v!r} here" for k, v in mine.items() if info.params.get(k) != v]
+        raise UsageError(f"{folder} is a run of other parameters ({'; '.join(other)})", "run again without reuse")
+
+
+def _plan(params: Params) -> str:
+    if params.cut_tokens:
+        return "every planned cut was reached"
+    return f"kill_after_tokens = {params.kill_after_tokens} was reached"
+
+
+def _progress(bar: tqdm, journal: Journal, phase: str, params: Params) -> bool:
+    """Take in the journal, show its tokens; True when the killed run is to be killed now."""
+    journal.poll()
+    bar.update(journal.tokens - bar.n)
+    if phase != "killed":
+        return False
+    if not params.cut_tokens:
+        return journal.tokens >= params.kill_after_tokens
+    calls = {cut_name(call.key, call.call_index): call for call in journal.calls.values()}
+    for name in params.cut_tokens:
+        if name in calls and not calls[name].is_open:
+            raise IncompleteError(
+                f"killed: the call of cut {name} ended ({calls[name].finish_reason}) after {len(calls[name].ids)} "
+                f"tokens, before its planned {params.planned_tokens(name)}; plan it earlier in cut_tokens"
+            )
+    return all(name in calls and len(calls[name].ids) == params.planned_tokens(name) for name in params.cut_tokens)
+
+
+def _trained(bar: tqdm, folder: Path) -> bool:
+    partial = folder / "training.jsonl.partial"
+    if partial.exists():
+        bar.update(partial.read_bytes().count(b"\n") - bar.n)
+    return False
+
+
+class Child:
+    """One `python -m restore_parity.<module> FOLDER` and everything it starts; stdout and stderr go to <module>.log."""
+
+    def __init__(self, module: str, folder: Path):
+        self._folder, self._log, self._started = folder, folder / f"{module}.log", time.monotonic()
+        self._scratch = folder / "tmp"  # vLLM leaves files in its temp folder when killed; this one goes with it
+        self._scratch.mkdir(exist_ok=True)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"restore_parity.{module}", str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=CACHES | os.environ | {"TMPDIR": str(self._scratch)},
+                start_new_session=True,
+            )
+
+    def watch(self, due: Callable[[], bool]) -> Exit:
+        """Wait until the child ends, or kill its group as soon as `due()` is true; nothing of it survives.
+
+        Raises IncompleteError, with the log's last lines, when it ends with an error or runs into `timeout_s`.
+        """
+        try:
+            while self._process.poll() is None:
+                if due():
+                    return self._kill()
+                time.sleep(POLL_S)
+            due()  # what was written between the last look and the end
+        except JournalError as error:
+            raise IncompleteError(str(error)) from None
+        finally:
+            self._kill()
+        code = self._process.returncode
+        if code:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            raise IncompleteError(f"{self._folder.name}: the {self._log.stem} {how}; its last lines:\n{self._tail()}")
+        return Exit(time=time.time(), code=code)
+
+    def _kill(self) -> Exit:
+        """SIGKILL to the group and to whatever left it; returns when all are gone. Raises IncompleteError with pids."""
+        members = self._members()
+        shared = {path for member in members for path in _shared_memory(member)}
+        killed = time.time()
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # ended by itself
+        for member in members:
+            if member.pid != self._process.pid and member.is_running():
+                member.kill()  # one that set up a group of its own
+        self._process.wait()
+        _, alive = psutil.wait_procs(members, timeout=GONE_S)
+        alive = alive or self._members()
+        if alive:
+            pids = ", ".join(str(member.pid) for member in alive)
+            raise IncompleteError(f"{self._folder.name}: processes {pids} of the killed group are still there")
+        left = sorted(path for path in shared if path.exists())
+        for path in left:
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        code = self._process.returncode
+        calls = Journal(self._folder / "journal.jsonl").poll().open_calls()
+        return Exit(
+            time=killed,
+            signal=-code if code < 0 else None,
+            code=code if code >= 0 else None,
+            open_calls=[OpenCall(call.call_id, call.key, call.call_index, len(call.ids)) for call in calls],
+            removed=[path.name for path in left],
+        )
+
+    def _members(self) -> list[psutil.Process]:
+        """The child, its descendants, and orphans of its session."""
+        found = {}
+        try:
+            child = psutil.Process(self._process.pid)
+            found = {member.pid: member for member in [child, *child.children(recursive=True)]}
+        except psutil.NoSuchProcess:
+            pass
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found[process.pid] = process
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                continue
+        return list(found.values())
+
+    def _tail(self, lines: int = 12) -> str:
+        text = self._log.read_text(errors="replace").replace("\r", "\n")
+        return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
+
+
+def _shared_memory(process: psutil.Process) -> set[Path]:
+    """Files in shared memory that a process maps or holds open."""
+    try:
+        paths = [entry.path for entry in process.memory_maps()] + [file.path for file in process.open_files()]
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return set()
+    return {Path(path) for path in paths if path.startswith(f"{SHARED_MEMORY}/")}
+
+
+def end_with_parent() -> None:
+    """In a child: kill the own group when the supervisor is gone, so that no orphan goes on generating."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
