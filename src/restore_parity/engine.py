@@ -1,6 +1,7 @@
 """The engine seam: token ids in, deltas of token ids out. Nothing else of this package knows vLLM."""
 
 import os
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -9,6 +10,8 @@ from msgspec import Struct
 
 from .params import Params
 from .records import TopTwo
+
+COMPANION = "companion"
 
 
 class Output(Struct, frozen=True):
@@ -61,7 +64,7 @@ def engine_args(params: Params, longest_tokens: int) -> dict[str, Any]:
         "logprobs_mode": "raw_logprobs",
         "disable_log_stats": True,
         "max_model_len": longest_tokens,
-        "max_num_seqs": min(256, len(params.keys())),
+        "max_num_seqs": min(256, len(params.keys()) + params.companion),
     } | params.engine_args
 
 
@@ -75,25 +78,29 @@ class VllmEngine:
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(model=str(folder), trust_remote_code=False, **engine_args(params, longest_tokens))
         )
-        self._sampling = lambda max_tokens: SamplingParams(
+        self._sampling = partial(
+            SamplingParams,
             temperature=params.temperature,
             top_p=params.top_p,
             seed=params.seed,
-            max_tokens=max_tokens,
             logprobs=2,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
+        self._companion = params.companion
+        if self._companion:  # longer than any call, its tokens thrown away
+            sampling = self._sampling(max_tokens=longest_tokens - 1, ignore_eos=True)
+            self._engine.add_request(COMPANION, {"prompt_token_ids": [0]}, sampling)
         self.device = str(self._engine.vllm_config.device_config.device_type)
 
     def add(self, call_id: str, prompt_ids: list[int], max_tokens: int) -> None:
-        self._engine.add_request(call_id, {"prompt_token_ids": prompt_ids}, self._sampling(max_tokens))
+        self._engine.add_request(call_id, {"prompt_token_ids": prompt_ids}, self._sampling(max_tokens=max_tokens))
 
     def step(self) -> list[Output]:
-        return [_output(request) for request in self._engine.step()]
+        return [_output(request) for request in self._engine.step() if request.request_id != COMPANION]
 
     def busy(self) -> bool:
-        return self._engine.has_unfinished_requests()
+        return self._engine.get_num_unfinished_requests() > self._companion
 
 
 def _output(request) -> Output:

@@ -35,6 +35,7 @@ class Params(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     engine_args: dict[str, Any] = {}
     engine_env: dict[str, str] = {}
+    companion: bool = False
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
@@ -123,7 +124,7 @@ class Params(BaseModel):
     @property
     def folder(self) -> Path:
         """Where the runs lie; a relative `runs` counts from the project's folder."""
-        return ROOT / self.runs
+        return ROOT / Path(self.runs).expanduser()
 
     def workload(self) -> dict[str, Any]:
         """What decides the rows: everything but where they lie and how they are judged."""

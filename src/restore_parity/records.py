@@ -213,5 +213,4 @@ class CutResult(Struct, frozen=True):
     tokens: tuple[int, int] | None = None  # at the first difference: uninterrupted, restored
     margin_uninterrupted: float | None = None
     margin_restored: float | None = None
-    terminal: bool = False
     spans: list[tuple[str, int, int]] = []  # the restored row: (prompt | earlier call | tool result | …, start, stop)

@@ -111,9 +111,7 @@ class Generation:
         call = Call(call_id, str(key), index, rollout.group_id, prompt_ids, limit, started=now)
         if prefix:
             call.extend(prefix.ids, prefix.logprobs, prefix.top2)
-        self._journal.append(
-            Start(call_id, str(key), index, rollout.group_id, prompt_ids, limit, now, len(call.ids))
-        )
+        self._journal.append(Start(call_id, str(key), index, rollout.group_id, prompt_ids, limit, now, len(call.ids)))
         rollout.calls[index:] = [call]
         if prefix is None or not self._terminal(prefix):
             self._running[call_id] = (rollout, call)

@@ -35,6 +35,7 @@ class RowRef(msgspec.Struct, frozen=True):
     trained_tokens: int
     reward: float
     sample_loss_mask: float
+    sound: bool  # nothing is wrong in the row by itself
     place: Place
 
 
@@ -62,9 +63,9 @@ class Run:
         return self._line(ref.place.offset, ref.place.size, ref.key.train_step)[ref.place.nth]
 
     def only(self, key: Key) -> Row | None:
-        """The row of a key, or None where it is missing, doubled or broken (told by other checks)."""
+        """The row of a key, or None where it is missing, doubled or unsound (told by other checks)."""
         refs = self.rows.get(key, [])
-        return self.read(refs[0]) if len(refs) == 1 else None
+        return self.read(refs[0]) if len(refs) == 1 and refs[0].sound else None
 
     def _decode(self, offset: int, size: int, _step: int) -> list[Row | None]:
         with self.dump.open("rb") as stream:
@@ -91,12 +92,26 @@ def load_run(path: Path, name: str | None = None) -> Run:
             offset += len(line)
             run.lines = number
     if folder:
-        run.journal, run.restores = read_capture(folder), _restores(folder / "restores.jsonl", run)
+        run.journal, run.restores = _journal(folder), _restores(folder / "restores.jsonl", run)
     return run
 
 
-def read_capture(folder: Path) -> Journal | None:
-    """A run's journal, or None when it has none. Raises IncompleteError when it is broken before its last record."""
+def load_runs(folder: Path) -> tuple[Run, Run, Run]:
+    """The uninterrupted, the killed and the restored run below a folder. Raises IncompleteError where one is missing."""
+    killed = load_killed(folder / "killed")
+    return load_run(folder / "uninterrupted"), killed, load_run(folder / "restored")
+
+
+def load_killed(folder: Path) -> Run:
+    """The killed run: no dump, but its journal and how it ended. Raises IncompleteError where one is missing."""
+    run = Run("killed", None, _info(folder))
+    run.journal = _journal(folder)
+    if run.info is None or run.journal is None:
+        raise IncompleteError(f"{folder}: {'run.json' if run.info is None else 'journal.jsonl'} is missing")
+    return run
+
+
+def _journal(folder: Path) -> Journal | None:
     file = folder / "journal.jsonl"
     try:
         return Journal(file).poll() if file.exists() else None
@@ -152,7 +167,8 @@ def _index_line(run: Run, line: bytes, place: Place) -> None:
             _damaged(run, "", str(at), "every field of a row, each of its type", str(row))
             continue
         key = Key(step, row.prompt_idx, row.generation_index)
-        for what, expected, got in row_faults(row):
+        faults = row_faults(row)
+        for what, expected, got in faults:
             _damaged(run, str(key), f"{at}, {what}", expected, got)
         ref = RowRef(
             key=key,
@@ -161,6 +177,7 @@ def _index_line(run: Run, line: bytes, place: Place) -> None:
             trained_tokens=int(sum(row.token_loss_mask)),
             reward=row.reward,
             sample_loss_mask=row.sample_loss_mask,
+            sound=not faults,
             place=at,
         )
         run.rows.setdefault(key, []).append(ref)

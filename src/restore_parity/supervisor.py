@@ -32,11 +32,11 @@ def prepare(params: Params) -> None:
     """Make the folder of the runs. Earlier runs there are kept beside it under another name, and told of."""
     if params.reuse:
         return
-    if params.folder.exists():
+    if any((params.folder / phase).exists() for phase in PHASES):
         aside = params.folder.with_name(f"{params.folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         params.folder.rename(aside)
         print(f"earlier runs kept as {aside}")
-    params.folder.mkdir(parents=True)
+    params.folder.mkdir(parents=True, exist_ok=True)
 
 
 def run_phase(phase: str, params: Params) -> None:

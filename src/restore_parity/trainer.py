@@ -81,9 +81,7 @@ def policy_logprobs(model, batch: Batch) -> torch.Tensor:
     trained = batch.token_loss_mask[:, 1:].bool()
     logits = model.lm_head(hidden[:, :-1][trained]).float()
     chosen = logits.log_softmax(-1).gather(-1, batch.token_ids[:, 1:][trained][:, None])[:, 0]
-    return torch.zeros_like(batch.token_loss_mask).masked_scatter(
-        torch.nn.functional.pad(trained, (1, 0)), chosen
-    )
+    return torch.zeros_like(batch.token_loss_mask).masked_scatter(torch.nn.functional.pad(trained, (1, 0)), chosen)
 
 
 def train_step(model, optimizer, rows: list[Row], micro_batch_rows: int, clip: float = 0.2):

@@ -1,0 +1,443 @@
+"""The checks: what must hold between an uninterrupted and a restored run, and the one cut check."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from functools import partial
+from typing import Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from .journal import Call
+from .params import Params
+from .records import Completed, CutResult, Key, Problem, Restored, RestoreRecord, Row, cut_name, ids_sha256
+from .runs import Run
+
+CHECKS = (
+    *("kill-happened", "cut-coverage", "same-setup", "reward-signal", "dump-complete", "row-membership"),
+    *("group-membership", "restored-once", "completed-once", "tail-generated", "already-terminal", "call-position"),
+    *("prefix-hash", "prefix-captured", "prefix-logprobs", "token-budget", "before-cut-call", "near-tie"),
+    *("set-aside-share", "row-exact", "tail-logprobs", "policy-logprobs"),
+)
+ASSUMPTIONS = ("kill-happened", "cut-coverage", "same-setup", "reward-signal")  # failed: INCOMPLETE, not FAIL
+EXACT = ("input_length", "token_ids", "token_loss_mask", "sample_loss_mask", "reward")
+LN_HALF = math.log(0.5)
+
+
+class Cut(Struct, frozen=True):
+    """A call that was open at the kill. `captured` and `limit_tokens` are None where no journal tells them."""
+
+    key: Key
+    call_index: int | None  # None: the row's last call
+    source_call_id: str
+    captured: Call | None = None
+    limit_tokens: int | None = None
+
+    @property
+    def name(self) -> str:
+        return cut_name(self.key, -1 if self.call_index is None else self.call_index)
+
+
+class Judgement(Struct):
+    """What all checks found: problems, how much each check saw, which could not run and why."""
+
+    look: str = ""  # how the command that shows a cut goes on after its key
+    problems: list[Problem] = field(default_factory=list)
+    seen: Counter = field(default_factory=Counter)
+    not_run: dict[str, str] = field(default_factory=dict)
+    cuts: list[CutResult] = field(default_factory=list)
+    counts: Counter = field(default_factory=Counter)
+    largest: dict[str, float] = field(default_factory=dict)  # the largest difference a check saw, in nats
+
+    def expect(self, check: str, holds: bool, key: object, where: str, expected: object, got: object) -> bool:
+        """Count one comparison; a problem unless it holds."""
+        self.seen[check] += 1
+        if not holds:
+            following = f"restore-parity cut {key} {self.look}".rstrip()
+            self.problems.append(Problem(check, str(key), where, str(expected), str(got), following))
+        return holds
+
+    def of(self, check: str) -> list[Problem]:
+        return [problem for problem in self.problems if problem.check == check]
+
+    def status(self, check: str) -> Literal["pass", "fail", "not_run"]:
+        if self.of(check):
+            return "fail"
+        return "not_run" if check in self.not_run else "pass"
+
+    @property
+    def verdict(self) -> Literal["PASS", "FAIL", "INCOMPLETE"]:
+        failed = {problem.check for problem in self.problems}
+        if failed - set(ASSUMPTIONS):
+            return "FAIL"
+        return "INCOMPLETE" if failed else "PASS"
+
+
+def judge(
+    uninterrupted: Run,
+    restored: Run,
+    killed: Run | None,
+    params: Params,
+    cuts: list[Cut] | None = None,
+    records: list[RestoreRecord] | None = None,
+    look: str = "",
+) -> Judgement:
+    """Apply every check. `cuts` and `records` stand in for the killed run's journal and restores.jsonl (foreign runs)."""
+    found = Judgement(look=look)
+    records = (restored.restores or []) if records is None else records
+    cuts = find_cuts(killed, restored, records) if cuts is None else cuts
+    check_setup(found, uninterrupted, restored, killed)
+    check_dumps(found, uninterrupted, restored)
+    check_coverage(found, cuts, params)
+    by_source = defaultdict(list)
+    sources = {record.call_id: record.source_call_id for record in records if isinstance(record, Restored)}
+    for record in records:
+        by_source[record.source_call_id or sources.get(record.call_id)].append(record)
+    for source in by_source.keys() - {cut.source_call_id for cut in cuts}:
+        got = ", ".join(record.call_id for record in by_source[source])
+        found.expect("restored-once", False, "", "restores.jsonl", f"records of cut calls only, not of {source}", got)
+    by_key = defaultdict(list)
+    for cut in cuts:
+        by_key[cut.key].append(cut)
+    stop_ids = set(restored.info.stop_token_ids if restored.info else ())
+    first_set_aside = math.inf
+    for key in sorted(uninterrupted.rows.keys() | restored.rows.keys() | by_key.keys()):
+        baseline, row = uninterrupted.only(key), restored.only(key)
+        results = [
+            check_cut(found, cut, baseline, row, by_source[cut.source_call_id], stop_ids, params) for cut in by_key[key]
+        ]
+        found.cuts += results
+        if baseline is None or row is None:
+            continue
+        parted = any(result.first_difference is not None for result in results)
+        if any(result.status == "set_aside" for result in results):
+            first_set_aside = min(first_set_aside, key.train_step)
+        if not parted:
+            check_row(found, key, baseline, row)
+        check_logprobs(found, key, baseline, row, results, params)
+        if not parted and key.train_step <= first_set_aside:
+            check_policy(found, key, baseline, row, params)
+        found.counts.update(rows=1, tokens=row.input_length, generated_tokens=int(sum(row.token_loss_mask)))
+    check_share(found, params)
+    return found
+
+
+def find_cuts(killed: Run | None, restored: Run, records: Iterable[RestoreRecord]) -> list[Cut]:
+    """The calls open at the kill, from the killed run's journal; without one, what the restore records say."""
+    if killed is not None:
+        calls = killed.journal.open_calls()
+        return [Cut(Key.parse(c.key), c.call_index, c.call_id, c, c.max_tokens) for c in calls]
+    places = {(ref.group_id, key.generation_index): key for key, refs in restored.rows.items() for ref in refs}
+    cuts = {}
+    for record in records:
+        key = places.get((record.group_id, record.generation_index))
+        if isinstance(record, Restored) and key is not None:
+            cuts.setdefault(record.source_call_id, Cut(key, record.call_index, record.source_call_id))
+    return list(cuts.values())
+
+
+def check_setup(found: Judgement, uninterrupted: Run, restored: Run, killed: Run | None) -> None:
+    if killed is None:
+        found.not_run["kill-happened"] = "no killed run was given"
+        for check in ("prefix-captured", "prefix-logprobs"):
+            found.not_run[check] = "no journal was given"
+    else:
+        end = killed.info.exit
+        opened = {call.call_id: call.tokens for call in end.open_calls} if end else {}
+        journaled = {call.call_id: len(call.ids) for call in killed.journal.open_calls()}
+        how = "still running" if end is None else f"signal {end.signal}, {len(opened)} calls open"
+        found.expect(
+            "kill-happened",
+            end is not None and end.signal == 9 and bool(opened),
+            "",
+            "killed/run.json",
+            "signal 9, calls open",
+            how,
+        )
+        found.expect(
+            "kill-happened", opened == journaled, "", "killed/run.json", f"the journal's open calls {journaled}", opened
+        )
+    runs = [run for run in (uninterrupted, killed, restored) if run is not None and run.info is not None]
+    if len(runs) < 2:
+        found.not_run["same-setup"] = "no run.json was given"
+    for run in runs[1:]:
+        for name in sorted(runs[0].info.setup.keys() | run.info.setup.keys()):
+            one, other = runs[0].info.setup.get(name), run.info.setup.get(name)
+            found.expect(
+                "same-setup",
+                one == other,
+                "",
+                f"{run.name}/run.json, setup.{name}",
+                f"{one!r}, as {runs[0].name}",
+                repr(other),
+            )
+
+
+def check_dumps(found: Judgement, uninterrupted: Run, restored: Run) -> None:
+    for run in (uninterrupted, restored):
+        found.problems += run.problems
+        found.seen["dump-complete"] += run.lines
+        groups, members = defaultdict(set), defaultdict(set)
+        for key, refs in run.rows.items():
+            for ref in refs:
+                groups[key[:2]].add(ref.group_id)
+                members[ref.group_id].add(key[:2])
+        for prompt, ids in sorted(groups.items()):
+            key = f"{prompt[0]}/{prompt[1]}"
+            found.expect(
+                "group-membership", len(ids) == 1, "", f"{run.name}: rows {key}/*", "one group_id", sorted(ids)
+            )
+        for group, prompts in sorted(members.items()):
+            found.expect(
+                "group-membership",
+                len(prompts) == 1,
+                "",
+                f"{run.name}: group {group}",
+                "one train_step and prompt",
+                sorted(prompts),
+            )
+    planned = set()
+    for run in (uninterrupted, restored):
+        if run.info is not None:
+            planned |= set(Params.model_validate(run.info.params).keys())
+    expected = planned or uninterrupted.rows.keys() | restored.rows.keys()
+    for key in sorted(expected | uninterrupted.rows.keys() | restored.rows.keys()):
+        for run in (uninterrupted, restored):
+            refs, wanted = run.rows.get(key, []), int(key in expected)
+            places = "; ".join(str(ref.place) for ref in refs) or "none"
+            found.expect(
+                "row-membership",
+                len(refs) == wanted,
+                key,
+                f"{run.name}: {run.dump}",
+                f"{wanted} row",
+                f"{len(refs)}: {places}",
+            )
+    refs = [ref for refs in uninterrupted.rows.values() for ref in refs]
+    rewards, masks = {ref.reward for ref in refs}, {ref.sample_loss_mask for ref in refs}
+    found.expect(
+        "reward-signal",
+        len(rewards) > 1,
+        "",
+        "uninterrupted: reward",
+        "rewards that differ",
+        f"{len(rewards)} value in {len(refs)} rows",
+    )
+    found.expect(
+        "reward-signal", masks - {0.0} != set(), "", "uninterrupted: sample_loss_mask", "some row trained on", "none"
+    )
+
+
+def check_coverage(found: Judgement, cuts: list[Cut], params: Params) -> None:
+    known = [cut for cut in cuts if cut.captured is None or cut.captured.ids]
+    found.expect(
+        "cut-coverage",
+        bool(known),
+        "",
+        "killed run",
+        "a cut with a captured token",
+        f"{len(cuts)} open calls, {len(known)} with tokens",
+    )
+    groups = {cut.key[:2] for cut in known}
+    found.expect(
+        "cut-coverage",
+        len(groups) >= params.min_cut_groups,
+        "",
+        "killed run",
+        f"cuts in {params.min_cut_groups} groups",
+        f"in {len(groups)}",
+    )
+
+
+def check_cut(
+    found: Judgement,
+    cut: Cut,
+    baseline: Row | None,
+    row: Row | None,
+    records: list[RestoreRecord],
+    stop_ids: set[int],
+    params: Params,
+) -> CutResult:
+    """The one cut check: a captured prefix was restored once, in its place, unchanged, within its budget, to its end;
+    and the row is the baseline's, or parts from it at a shown near-tie."""
+    expect, before, log = partial(found.expect, key=cut.name), len(found.problems), "restores.jsonl"
+    begun = [record for record in records if isinstance(record, Restored)]
+    ended = [record for record in records if not isinstance(record, Restored)]
+    expect("restored-once", len(begun) == 1, where=log, expected="one restored record", got=_ids(begun))
+    expect("completed-once", len(ended) == 1, where=log, expected="one completed or terminal record", got=_ids(ended))
+    if not begun or not ended or row is None:
+        return CutResult(cut.name, begun[0].prefix_tokens if begun else 0, 0, "broken", cut.limit_tokens)
+    start, end, p, limit = begun[0], ended[0], begun[0].prefix_tokens, cut.limit_tokens
+    tail = end.tail_tokens if isinstance(end, Completed) else 0
+    segments = row.segments()
+    index = len(segments) - 1 if cut.call_index is None else cut.call_index
+    first, stop = segments[index] if index < len(segments) else (row.input_length, row.input_length)
+    ids, logprobs = row.token_ids[first : first + p], row.generation_logprobs[first : first + p]
+    where = f"row {cut.key}, tokens {first} to {stop}"
+    place = (row.group_id, cut.key.generation_index, index, stop - first)
+    said = (start.group_id, start.generation_index, start.call_index, p + tail)
+    said = tuple(there if one is None else one for one, there in zip(said, place, strict=True))  # older logs say less
+    told = "group, generation, call, its tokens: {}, {}, {}, {}"
+    expect("call-position", said == place, where=where, expected=told.format(*said), got=told.format(*place))
+    if start.prefix_ids_sha256 is not None:
+        digest = ids_sha256(ids)
+        expect(
+            "prefix-hash", digest == start.prefix_ids_sha256, where=where, expected=start.prefix_ids_sha256, got=digest
+        )
+    if (captured := cut.captured) is not None:
+        for check, there, here in (("captured", captured.ids, ids), ("logprobs", captured.logprobs, logprobs)):
+            at = first_difference(there, here)
+            expect(
+                f"prefix-{check}", at is None, where=f"{where}, {at}", expected=window(there, at), got=window(here, at)
+            )
+    if limit is not None:
+        most = p + max(tail, start.max_tokens or 0)
+        expect("token-budget", most <= limit, where=where, expected=f"{limit} tokens at most", got=f"{most} asked for")
+    stopped = bool(ids) and ids[-1] in stop_ids
+    if isinstance(end, Completed):
+        spent = p == limit or stopped
+        expect("tail-generated", tail > 0 or spent, where=log, expected="a tail, as budget was left", got="no tail")
+        past = stop_ids.intersection(row.token_ids[first : stop - 1])
+        expect("already-terminal", not past, where=where, expected="nothing behind a stop token", got=f"{past} inside")
+    else:
+        ok = (p == limit or stopped or limit is None) and stop - first == p
+        got = f"prefix {p} of {limit}, stop token: {stopped}, call of {stop - first}"
+        expect("already-terminal", ok, where=where, expected="limit used up or stop token captured, no tail", got=got)
+    result = CutResult(cut.name, p, tail, "match", limit, (first, stop), spans=spans(row, segments, index, p))
+    result = check_divergence(expect, result, baseline, row, params) if baseline else result
+    return replace(result, status="broken") if len(found.problems) > before or baseline is None else result
+
+
+def check_divergence(expect, result: CutResult, baseline: Row, row: Row, params: Params) -> CutResult:
+    """Where a restored row parts from the baseline: inside or behind its restored call, at a near-tie, or not at all."""
+    at = first_difference(baseline.token_ids, row.token_ids)
+    if at is None:
+        return result
+    where, there, here = f"token {at}", window(baseline.token_ids, at), window(row.token_ids, at)
+    first, bound = result.segment[0], params.near_tie_margin
+    expect("before-cut-call", at >= first, where=where, expected=f"equal before token {first}: {there}", got=here)
+    margins = tie_margins(baseline, row, at, bound)
+    near = margins is not None and max(margins) <= bound
+    told = "no evidence of one" if margins is None else "margins {:.4g} and {:.4g} nats".format(*margins)
+    expect("near-tie", near, where=where, expected=f"{there}, or a near-tie within {bound} nats", got=f"{here}, {told}")
+    both = at < min(baseline.input_length, row.input_length)
+    return replace(
+        result,
+        status="set_aside",
+        first_difference=at,
+        tokens=(baseline.token_ids[at], row.token_ids[at]) if both else None,
+        margin_uninterrupted=margins[0] if margins else None,
+        margin_restored=margins[1] if margins else None,
+    )
+
+
+def tie_margins(baseline: Row, row: Row, at: int, bound: float) -> tuple[float, float] | None:
+    """The two candidates' distance in nats in the baseline and in the restored run at token `at`; None: no evidence.
+
+    Evidence is both tokens among the two likeliest of both runs, each run having taken its likelier one with the
+    log-probability the row records. Without such a column (foreign dumps): the two chosen tokens' log-probabilities
+    alone, where neither exceeds ln 0.5 by more than `bound`, as one of two tied candidates cannot. An exact 0.0 is a
+    certainty (a processed log-probability), no evidence.
+    """
+    if at >= min(baseline.input_length, row.input_length):
+        return None
+    chosen = [(r.token_ids[at], r.generation_logprobs[at]) for r in (baseline, row)]
+    if baseline.generation_top2 is None or row.generation_top2 is None:
+        logprobs = [logprob for _, logprob in chosen]
+        gap = abs(logprobs[0] - logprobs[1])
+        return (gap, gap) if max(logprobs) <= LN_HALF + bound and 0.0 not in logprobs else None
+    margins = []
+    for top2, own, other in zip(
+        (baseline.generation_top2[at], row.generation_top2[at]), chosen, chosen[::-1], strict=True
+    ):
+        likely = dict(top2 or ())
+        if likely.get(own[0]) != own[1] or other[0] not in likely or likely[other[0]] > own[1]:
+            return None
+        margins.append(own[1] - likely[other[0]])
+    return margins[0], margins[1]
+
+
+def check_row(found: Judgement, key: Key, baseline: Row, row: Row) -> None:
+    for name in EXACT:
+        there, here = getattr(baseline, name), getattr(row, name)
+        if there == here:
+            continue
+        at = first_difference(there, here) if isinstance(there, list) else None
+        told = (there, here) if at is None else (window(there, at), window(here, at))
+        found.expect("row-exact", False, key, name if at is None else f"{name}[{at}]", *told)
+        return
+    found.expect("row-exact", True, key, "", "", "")
+
+
+def check_logprobs(
+    found: Judgement, key: Key, baseline: Row, row: Row, results: list[CutResult], params: Params
+) -> None:
+    """Log-probabilities of equal generated tokens outside the prefixes, which prefix-logprobs holds to the journal's."""
+    end = next((r.first_difference for r in results if r.first_difference is not None), row.input_length)
+    inside = [(r.segment[0], r.segment[0] + r.prefix_tokens) for r in results if r.segment]
+    _largest(found, "tail-logprobs", key, "generation_logprobs", baseline, row, end, inside, params.max_logprob_diff)
+
+
+def check_policy(found: Judgement, key: Key, baseline: Row, row: Row, params: Params) -> None:
+    end = row.input_length
+    _largest(found, "policy-logprobs", key, "prev_logprobs", baseline, row, end, [], params.max_policy_diff)
+
+
+def _largest(found, check, key, column, baseline, row, end, without, bound) -> None:
+    """The largest difference of a column at generated tokens before `end`, outside the half-open spans `without`."""
+    there, here = getattr(baseline, column), getattr(row, column)
+    places = [
+        at
+        for at in range(min(end, baseline.input_length, row.input_length))
+        if row.token_loss_mask[at] and not any(first <= at < stop for first, stop in without)
+    ]
+    worst = max(places, key=lambda at: abs(there[at] - here[at]), default=None)
+    if worst is not None:
+        gap = abs(there[worst] - here[worst])
+        expected, got = f"{there[worst]} within {bound} nats", f"{here[worst]}, {gap:.4g} away"
+        found.expect(check, gap <= bound, key, f"{column}[{worst}]", expected, got)
+        found.largest[check] = max(found.largest.get(check, 0.0), gap)
+
+
+def check_share(found: Judgement, params: Params) -> None:
+    aside = sum(cut.status == "set_aside" for cut in found.cuts)
+    if found.cuts:
+        most = min(params.max_set_aside * len(found.cuts), len(found.cuts) - 1)
+        expected = f"at most {params.max_set_aside:.0%} of {len(found.cuts)} cuts, and not all"
+        found.expect("set-aside-share", aside <= most, "", "cuts set aside", expected, aside)
+
+
+def first_difference(there: list, here: list) -> int | None:
+    """The first place at which two lists differ, the shorter one's end included; None where they are equal."""
+    if there == here:
+        return None
+    ends = min(len(there), len(here))
+    return next((at for at in range(ends) if there[at] != here[at]), ends)
+
+
+def window(values: list, at: int | None, width: int = 2) -> str:
+    """The values round a place, that place in brackets; `end` where the list is over."""
+    at = 0 if at is None else at
+    shown = [str(value) for value in values[max(0, at - width) : at + width + 1]]
+    middle = min(at, width)
+    shown[middle : middle + 1] = [f"[{shown[middle] if middle < len(shown) else 'end'}]"]
+    return ("… " if at > width else "") + ", ".join(shown) + (" …" if at + width + 1 < len(values) else "")
+
+
+def spans(row: Row, segments: list[tuple[int, int]], index: int, prefix_tokens: int) -> list[tuple[str, int, int]]:
+    """What the tokens of a restored row are, from its start to its end, as (kind, start, stop)."""
+    parts, place = [], 0
+    for number, (first, stop) in enumerate(segments):
+        parts.append(("tool result" if number else "prompt", place, first))
+        if number == index:
+            cut = min(first + prefix_tokens, stop)
+            parts += [("prefix", first, cut), ("tail", cut, stop)]
+        else:
+            parts.append(("earlier call" if number < index else "later call", first, stop))
+        place = stop
+    return [part for part in parts if part[1] < part[2]]
+
+
+def _ids(records: list[RestoreRecord]) -> str:
+    return f"{len(records)}: {', '.join(record.call_id for record in records)}" if records else "none"

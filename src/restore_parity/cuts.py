@@ -1,0 +1,73 @@
+"""One cut whole, as text: for the terminal and the debugger."""
+
+from pathlib import Path
+
+import msgspec
+
+from .checks import first_difference
+from .errors import UsageError
+from .records import Key, Row
+from .runs import load_runs
+
+AROUND = 5
+
+
+def cut_text(name: str, runs: Path) -> str:
+    """Everything known of a cut (`1/3/0#1`) or a row (`1/3/0`) in the runs' folder. Raises UsageError, IncompleteError."""
+    try:
+        key, call_index = Key.parse(name.split("#")[0]), int(name.split("#")[1]) if "#" in name else None
+    except ValueError:
+        raise UsageError(f"{name!r} is no cut", "write it as step/prompt/generation#call, as 1/3/0#1") from None
+    uninterrupted, killed, restored = load_runs(runs)
+    rows = {run.name: run.only(key) for run in (uninterrupted, restored)}
+    calls = [call for call in killed.journal.calls.values() if call.key == str(key)]
+    if call_index is not None:
+        calls = [call for call in calls if call.call_index == call_index]
+    if not calls and not any(rows.values()):
+        known = ", ".join(f"{call.key}#{call.call_index}" for call in killed.journal.open_calls())
+        raise UsageError(f"no row and no call {name} in {runs}", f"the cuts are {known or 'none'}")
+    lines = [f"cut {name}"]
+    for call in calls:
+        ended = call.finish_reason or "open at the kill"
+        lines.append(f"killed    {call.call_id}: {len(call.ids)} tokens of {call.max_tokens}, {ended}")
+        for record in restored.restores or []:
+            if record.source_call_id == call.call_id:
+                lines.append(f"restored  {msgspec.json.encode(record).decode()}")
+    for run, row in rows.items():
+        told = "missing, doubled or unsound" if row is None else f"{row.input_length} tokens, reward {row.reward:.6g}"
+        segments = "" if row is None else f", trained segments {row.segments()}"
+        lines.append(f"row       {run}: {told}{segments}")
+    baseline, row = rows["uninterrupted"], rows["restored"]
+    if baseline and row:
+        places = [(f"cut, after {len(call.ids)} tokens", _cut_place(row, call)) for call in calls if call.is_open]
+        at = first_difference(baseline.token_ids, row.token_ids)
+        places += [("first difference", at)] if at is not None else []
+        for what, place in places:
+            lines += ["", f"{what}, token {place}", *_window(baseline, row, place)]
+        if at is None:
+            lines += ["", "the token ids of both runs are equal"]
+    return "\n".join(lines)
+
+
+def _cut_place(row: Row, call) -> int:
+    segments = row.segments()
+    return (segments[call.call_index][0] if call.call_index < len(segments) else row.input_length) + len(call.ids)
+
+
+def _window(baseline: Row, row: Row, place: int) -> list[str]:
+    """A line a token: place, mask, and for both runs id, log-probability and the two likeliest."""
+    lines = [f"{'token':>7} {'mask':>4}  {'uninterrupted':<44}  restored"]
+    for at in range(max(0, place - AROUND), min(max(baseline.input_length, row.input_length), place + AROUND + 1)):
+        shown = [_token(r, at) for r in (baseline, row)]
+        mask = f"{row.token_loss_mask[at]:.0f}" if at < row.input_length else "-"
+        mark = "  <- differs" if shown[0].split(" ")[0] != shown[1].split(" ")[0] else ""
+        lines.append(f"{at:>7} {mask:>4}  {shown[0]:<44}  {shown[1]}{mark}")
+    return lines
+
+
+def _token(row: Row, at: int) -> str:
+    if at >= row.input_length:
+        return "end"
+    top2 = row.generation_top2[at] if row.generation_top2 else None
+    told = " ".join(f"{token}:{logprob:.4f}" for token, logprob in top2) if top2 else ""
+    return f"{row.token_ids[at]} {row.generation_logprobs[at]:.4f} [{told}]"

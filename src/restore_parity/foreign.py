@@ -1,0 +1,79 @@
+"""The origin's own artifacts: what was cut from its selection.json, what was restored from its log."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+
+from .checks import Cut
+from .errors import IncompleteError, UsageError
+from .records import AlreadyTerminal, Completed, Restored, RestoreRecord
+from .runs import Run
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+LINE = re.compile(r"generation prefix (restored|completed|already terminal): (.*)")
+FOLDED = re.compile(r"generation prefix .*\[repeated (\d+)x across cluster\]")
+KINDS = {"restored": Restored, "completed": Completed, "already terminal": AlreadyTerminal}
+FIELDS = {"model_call_id": "call_id", "source_model_call_id": "source_call_id"}
+
+
+class SelectedCut(msgspec.Struct):
+    """What selection.json tells of a cut; other fields are not read."""
+
+    group_id: str
+    generation_index: int
+    model_call_id: str
+    effective_output_limit: int | None = None
+
+
+class Selection(msgspec.Struct):
+    cuts: list[SelectedCut]
+
+
+def read_selection(file: Path, restored: Run) -> list[Cut]:
+    """The cuts, one at the top level or a list, joined to the restored run's rows by group and generation index.
+
+    Raises UsageError where the file is not one, IncompleteError where a cut has no row.
+    """
+    content = file.read_bytes()
+    try:
+        try:
+            selected = msgspec.json.decode(content, type=Selection).cuts
+        except msgspec.ValidationError:
+            selected = [msgspec.json.decode(content, type=SelectedCut)]
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{file}: no selection: {error}") from None
+    keys = {(ref.group_id, key.generation_index): key for key, refs in restored.rows.items() for ref in refs}
+    cuts = []
+    for cut in selected:
+        key = keys.get((cut.group_id, cut.generation_index))
+        if key is None:
+            place = f"group {cut.group_id}, generation {cut.generation_index}"
+            raise IncompleteError(f"{file}: the cut of {place} has no row in {restored.dump}")
+        cuts.append(Cut(key, None, cut.model_call_id, None, cut.effective_output_limit))
+    return cuts
+
+
+def read_log(file: Path) -> list[RestoreRecord]:
+    """The restore records in a log, free text, colours and prefixes around them.
+
+    Raises IncompleteError where Ray folded lines away, since records are missing then.
+    """
+    records: list[RestoreRecord] = []
+    sources: dict[str, str] = defaultdict(str)
+    with file.open(errors="replace") as stream:
+        for number, raw in enumerate(stream, start=1):
+            line = ANSI.sub("", raw)
+            if FOLDED.search(line):
+                raise IncompleteError(
+                    f"{file}, line {number}: Ray folded repeated lines, so records are missing; set RAY_DEDUP_LOGS=0"
+                )
+            if match := LINE.search(line):
+                values = dict(word.split("=", 1) for word in match[2].split() if "=" in word)
+                told = {FIELDS.get(name, name): value for name, value in values.items()}
+                try:
+                    records.append(msgspec.convert(told, KINDS[match[1]], strict=False))
+                except msgspec.ValidationError as error:
+                    raise UsageError(f"{file}, line {number}: a restore record {error}") from None
+    return records

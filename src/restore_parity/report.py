@@ -1,0 +1,63 @@
+"""The report: papermill runs the notebook, nbconvert makes the HTML of whatever came of it, the verdict is ours."""
+
+import html
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+from nbconvert import HTMLExporter
+
+from . import results
+from .params import ROOT, Params
+from .supervisor import prepare
+
+NOTEBOOK = ROOT / "notebooks" / "restore_parity.ipynb"
+NETWORK = ("mathjax_url", "require_js_url", "jquery_url", "jupyter_widgets_base_url", "mermaid_js_url")
+
+
+def make_report(params: Params, given: dict[str, Any], notebook: Path = NOTEBOOK) -> int:
+    """Execute the notebook into the runs' folder; leave HTML, results.json, junit.xml and summary.md in every case.
+
+    `given` are the parameters that differ from the defaults. Returns the exit code of the verdict.
+    """
+    folder, executed = params.folder, params.folder / "report.ipynb"
+    prepare(params)  # here too, so that no results of an earlier run are taken for this one's
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").unlink(missing_ok=True)
+    ended = ""
+    try:
+        papermill.execute_notebook(
+            notebook, executed, given, kernel_name="python3", progress_bar=False, stdout_file=sys.stdout, cwd=ROOT
+        )
+    except papermill.PapermillExecutionError as error:
+        ended = f": {error.ename}: {error.evalue}"
+    except Exception as error:  # a dead kernel, a time-out: whatever it was, there is a report and it is INCOMPLETE
+        ended = f": {type(error).__name__}: {error}"
+    told = results.read_results(folder / "results.json")
+    if told is None:
+        told = results.incomplete(f"stopped in cell {stopped_at(executed)}{ended}", results.provenance(params))
+        results.write_json(folder / "results.json", told)
+    results.write_junit(folder / "junit.xml", told)
+    results.write_summary(folder / "summary.md", told)
+    write_html(executed, folder / "report.html", told["summary"])
+    print(f"{told['summary']}\nreport: {folder / 'report.html'}", flush=True)
+    return results.exit_code(told["verdict"])
+
+
+def stopped_at(executed: Path) -> str:
+    """The id of the last cell that ran, whatever papermill says of it: a dead kernel leaves all marked completed."""
+    cells = nbformat.read(executed, as_version=4).cells if executed.exists() else []
+    return next((cell.id for cell in reversed(cells) if cell.get("execution_count")), "none")
+
+
+def write_html(executed: Path, page: Path, summary: str) -> None:
+    """Convert an executed notebook, the verdict above it, to one page that loads nothing from elsewhere."""
+    notebook = nbformat.read(executed, as_version=4) if executed.exists() else nbformat.v4.new_notebook()
+    first, *rest = summary.split("\n")
+    banner = f"# {html.escape(first)}" + "".join(f"\n\n<pre>{html.escape(line)}</pre>" for line in ["\n".join(rest)] if line)
+    notebook.cells.insert(0, nbformat.v4.new_markdown_cell(banner, id="verdict-first"))
+    exporter = HTMLExporter(**dict.fromkeys(NETWORK, ""))
+    body, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": page.stem}})
+    page.write_text(body)

@@ -1,0 +1,177 @@
+"""What a judgement becomes: messages, results.json, junit.xml, summary.md. One renderer (Problem's own) makes them all."""
+
+import hashlib
+import html
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+from .checks import ASSUMPTIONS, CHECKS, Judgement
+from .errors import IncompleteError, ParityError
+from .params import Params
+from .records import Problem
+from .runs import Run
+
+SHOWN = 20  # problems a message shows; results.json holds all
+SUMMARY_BYTES = 900_000  # a step summary over 1 MiB is dropped whole
+LIBRARIES = ("restore-parity", "torch", "transformers", "papermill", "nbconvert")
+
+
+def render(problems: list[Problem]) -> str:
+    more = len(problems) - SHOWN
+    shown = "\n\n".join(map(str, problems[:SHOWN]))
+    return shown + (f"\n\n… and {more} more, all of them in results.json" if more > 0 else "")
+
+
+def require(judgement: Judgement, check: str) -> None:
+    """Print what a check saw. Raises ParityError with its problems."""
+    if problems := judgement.of(check):
+        raise ParityError(f"{check}: {len(problems)} problems in {judgement.seen[check]} comparisons\n\n{render(problems)}")
+    if reason := judgement.not_run.get(check):
+        print(f"{check}: not run, {reason}")
+        return
+    largest = f", largest difference {judgement.largest[check]:.4g} nats" if check in judgement.largest else ""
+    print(f"{check}: holds, {judgement.seen[check]} compared{largest}")
+
+
+def verdict_line(judgement: Judgement) -> str:
+    """The verdict in words with the counts that carry it."""
+    counts, cuts = judgement.counts, judgement.cuts
+    aside = sum(cut.status == "set_aside" for cut in cuts)
+    told = (
+        f"{judgement.verdict}: {counts['rows']} rows ({counts['tokens']} tokens, {counts['generated_tokens']} generated), "
+        f"{len(cuts)} cuts, {aside} set aside, {len(CHECKS) - len(judgement.not_run)} checks run"
+    )
+    if judgement.not_run:
+        told += f", {len(judgement.not_run)} not run"
+    return told + (f", {len(judgement.problems)} problems" if judgement.problems else "")
+
+
+def results(judgement: Judgement, provenance: dict[str, Any]) -> dict[str, Any]:
+    """The contents of results.json."""
+    checks = [
+        {"id": check, "status": judgement.status(check), "seen": judgement.seen[check]}
+        | ({"why": judgement.not_run[check]} if check in judgement.not_run else {})
+        for check in CHECKS
+    ]
+    counts = dict(judgement.counts) | {
+        "cuts": len(judgement.cuts),
+        "set_aside": sum(cut.status == "set_aside" for cut in judgement.cuts),
+    }
+    return {
+        "verdict": judgement.verdict,
+        "summary": verdict_line(judgement),
+        "problems": judgement.problems,
+        "checks": checks,
+        "cuts": judgement.cuts,
+        "mutations": [],
+        "counts": counts,
+        "provenance": provenance,
+    }
+
+
+def incomplete(reason: str, provenance: dict[str, Any]) -> dict[str, Any]:
+    """The contents of results.json where the checks were never reached."""
+    checks = [{"id": check, "status": "not_run", "seen": 0, "why": "the report did not get there"} for check in CHECKS]
+    empty = {"problems": [], "cuts": [], "mutations": [], "counts": {}}
+    return {"verdict": "INCOMPLETE", "summary": f"INCOMPLETE: {reason}", "checks": checks, "provenance": provenance} | empty
+
+
+def provenance(params: Params, runs: Iterable[Run] = ()) -> dict[str, Any]:
+    told: dict[str, Any] = {"params": params.model_dump(), "params_sha256": params.sha256()}
+    told["versions"] = {name: version(name) for name in LIBRARIES}
+    for run in runs:
+        entry = {}
+        if run.info is not None:
+            entry = {name: getattr(run.info, name) for name in ("run_id", "setup", "device", "git_revision", "start")}
+        if run.dump is not None:
+            with run.dump.open("rb") as stream:
+                entry["dump_sha256"] = hashlib.file_digest(stream, "sha256").hexdigest()
+        if run.journal is not None and run.journal.torn:
+            entry["torn"] = run.journal.torn
+        told[run.name] = entry
+    return told
+
+
+def conclude(judgement: Judgement, params: Params, runs: Iterable[Run]) -> None:
+    """Write results.json and say the verdict. Raises ParityError or IncompleteError unless it is PASS."""
+    write_json(params.folder / "results.json", results(judgement, provenance(params, runs)))
+    if judgement.verdict == "PASS":
+        print(verdict_line(judgement))
+        return
+    kind = ParityError if judgement.verdict == "FAIL" else IncompleteError
+    raise kind(f"{verdict_line(judgement)}\n\n{render(judgement.problems)}")
+
+
+def write_json(file: Path, told: dict[str, Any]) -> None:
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(told)))
+
+
+def read_results(file: Path) -> dict[str, Any] | None:
+    """The results another process wrote; None where there are none."""
+    return msgspec.json.decode(file.read_bytes()) if file.is_file() else None
+
+
+def problems_of(told: dict[str, Any]) -> list[Problem]:
+    return [msgspec.convert(problem, Problem) for problem in msgspec.to_builtins(told["problems"])]
+
+
+def write_junit(file: Path, told: dict[str, Any]) -> None:
+    """A case for each check and each cut, the four-line message as failure text."""
+    suites = JUnitXml("restore-parity")
+    problems = problems_of(told)
+    suite = TestSuite("checks")
+    for check in told["checks"]:
+        mine = [problem for problem in problems if problem.check == check["id"]]
+        suite.add_testcase(_case("check", check["id"], mine, check.get("why") if check["status"] == "not_run" else None))
+    if not problems and told["verdict"] != "PASS":
+        case = TestCase("verdict", "report")
+        case.result = [Error(_xml(told["summary"]))]
+        suite.add_testcase(case)
+    suites.add_testsuite(suite)
+    cuts = TestSuite("cuts")
+    for cut in msgspec.to_builtins(told["cuts"]):
+        mine = [problem for problem in problems if problem.key == cut["key"]]
+        cuts.add_testcase(_case("cut", cut["key"], mine, None))
+    suites.add_testsuite(cuts)
+    suites.write(str(file), pretty=True)
+
+
+def _case(kind: str, name: str, problems: list[Problem], skipped: str | None) -> TestCase:
+    case = TestCase(name, kind)
+    if problems:
+        failure = Failure(f"{len(problems)} problems")
+        failure.text = _xml(render(problems))
+        case.result = [failure]
+    elif skipped:
+        case.result = [Skipped(skipped)]
+    return case
+
+
+def _xml(text: str) -> str:
+    """Without the control characters that XML 1.0 cannot hold, escaped or not."""
+    return "".join(char if char in "\n\t" or ord(char) >= 32 else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def write_summary(file: Path, told: dict[str, Any]) -> None:
+    """Markdown for a CI step's summary page: verdict, checks, first problems; escaped and bounded."""
+    lines = [f"## {_inert(told['summary'])}", "", "| check | status | compared |", "| -- | -- | --: |"]
+    lines += [f"| `{check['id']}` | {check['status']} | {check['seen']} |" for check in told["checks"]]
+    if told["problems"]:
+        lines += ["", f"<pre>{_inert(render(problems_of(told)))}</pre>"]
+    file.write_text("\n".join(lines).encode()[:SUMMARY_BYTES].decode(errors="ignore") + "\n")
+
+
+def _inert(text: str) -> str:
+    return html.escape(text).replace("`", "&#96;").replace("|", "&#124;").replace("\x1b", "")
+
+
+def exit_code(verdict: str) -> int:
+    return {"PASS": 0, "FAIL": 1, "INCOMPLETE": 3}[verdict]
+
+
+__all__ = ["ASSUMPTIONS", "conclude", "require"]
