@@ -8,7 +8,6 @@ report: .venv/ready
 
 test: .venv/ready
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/pytest
 
 # torch's CPU build first: from a wheel folder pip already knows, else from PyTorch's own CPU index. The add-ons of

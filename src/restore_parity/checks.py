@@ -1,6 +1,7 @@
 """The checks: what must hold between an uninterrupted and a restored run, and the one cut check."""
 
 import math
+import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from functools import partial
@@ -9,10 +10,10 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from .index import Run
 from .journal import Call
 from .params import Params
 from .records import Completed, CutResult, Key, Problem, Restored, RestoreRecord, Row, cut_name, ids_sha256
-from .runs import Run
 
 CHECKS = (
     *("kill-happened", "cut-coverage", "same-setup", "reward-signal", "dump-complete", "row-membership"),
@@ -36,7 +37,7 @@ class Cut(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        return cut_name(self.key, -1 if self.call_index is None else self.call_index)
+        return str(self.key) if self.call_index is None else cut_name(self.key, self.call_index)
 
 
 class Judgement(Struct):
@@ -50,11 +51,11 @@ class Judgement(Struct):
     counts: Counter = field(default_factory=Counter)
     largest: dict[str, float] = field(default_factory=dict)  # the largest difference a check saw, in nats
 
-    def expect(self, check: str, holds: bool, key: object, where: str, expected: object, got: object) -> bool:
+    def expect(self, check: str, holds: bool, where: str, expected: object, got: object, key: object = "") -> bool:
         """Count one comparison; a problem unless it holds."""
         self.seen[check] += 1
         if not holds:
-            following = f"restore-parity cut {key} {self.look}".rstrip()
+            following = f"restore-parity cut {key} {self.look}".rstrip() if key else f"look at {where}"
             self.problems.append(Problem(check, str(key), where, str(expected), str(got), following))
         return holds
 
@@ -96,7 +97,7 @@ def judge(
         by_source[record.source_call_id or sources.get(record.call_id)].append(record)
     for source in by_source.keys() - {cut.source_call_id for cut in cuts}:
         got = ", ".join(record.call_id for record in by_source[source])
-        found.expect("restored-once", False, "", "restores.jsonl", f"records of cut calls only, not of {source}", got)
+        found.expect("restored-once", False, "restores.jsonl", f"records of cut calls only, not of {source}", got)
     by_key = defaultdict(list)
     for cut in cuts:
         by_key[cut.key].append(cut)
@@ -118,6 +119,8 @@ def judge(
         check_logprobs(found, key, baseline, row, results, params)
         if not parted and key.train_step <= first_set_aside:
             check_policy(found, key, baseline, row, params)
+        elif not parted:
+            found.counts["rows_after_set_aside"] += 1  # trained with rightly different weights: not compared
         found.counts.update(rows=1, tokens=row.input_length, generated_tokens=int(sum(row.token_loss_mask)))
     check_share(found, params)
     return found
@@ -138,116 +141,64 @@ def find_cuts(killed: Run | None, restored: Run, records: Iterable[RestoreRecord
 
 
 def check_setup(found: Judgement, uninterrupted: Run, restored: Run, killed: Run | None) -> None:
+    """The experiment took place, on one workload."""
     if killed is None:
         found.not_run["kill-happened"] = "no killed run was given"
-        for check in ("prefix-captured", "prefix-logprobs"):
-            found.not_run[check] = "no journal was given"
+        found.not_run |= dict.fromkeys(("prefix-captured", "prefix-logprobs"), "no journal was given")
     else:
-        end = killed.info.exit
+        end, where = killed.info.exit, "killed/run.json, exit"
         opened = {call.call_id: call.tokens for call in end.open_calls} if end else {}
         journaled = {call.call_id: len(call.ids) for call in killed.journal.open_calls()}
-        how = "still running" if end is None else f"signal {end.signal}, {len(opened)} calls open"
-        found.expect(
-            "kill-happened",
-            end is not None and end.signal == 9 and bool(opened),
-            "",
-            "killed/run.json",
-            "signal 9, calls open",
-            how,
-        )
-        found.expect(
-            "kill-happened", opened == journaled, "", "killed/run.json", f"the journal's open calls {journaled}", opened
-        )
+        how = "none" if end is None else f"signal {end.signal}, {len(opened)} calls open"
+        died = end is not None and end.signal == signal.SIGKILL and bool(opened)
+        found.expect("kill-happened", died, where, "signal 9 with calls open", how)
+        found.expect("kill-happened", opened == journaled, where, f"the open calls of the journal: {journaled}", opened)
     runs = [run for run in (uninterrupted, killed, restored) if run is not None and run.info is not None]
     if len(runs) < 2:
         found.not_run["same-setup"] = "no run.json was given"
     for run in runs[1:]:
-        for name in sorted(runs[0].info.setup.keys() | run.info.setup.keys()):
-            one, other = runs[0].info.setup.get(name), run.info.setup.get(name)
+        there, here = runs[0].info.setup, run.info.setup
+        for name in sorted(there.keys() | here.keys()):
+            where = f"{run.name}/run.json, setup.{name}"
             found.expect(
-                "same-setup",
-                one == other,
-                "",
-                f"{run.name}/run.json, setup.{name}",
-                f"{one!r}, as {runs[0].name}",
-                repr(other),
+                "same-setup", there.get(name) == here.get(name), where, repr(there.get(name)), repr(here.get(name))
             )
 
 
 def check_dumps(found: Judgement, uninterrupted: Run, restored: Run) -> None:
-    for run in (uninterrupted, restored):
+    """Both dumps are whole and hold the same rows in the same groups, with a reward to train on."""
+    dumps = (uninterrupted, restored)
+    planned = {key for run in dumps if run.info for key in Params.model_validate(run.info.params).row_keys()}
+    known = uninterrupted.rows.keys() | restored.rows.keys()
+    for run in dumps:
         found.problems += run.problems
         found.seen["dump-complete"] += run.lines
         groups, members = defaultdict(set), defaultdict(set)
-        for key, refs in run.rows.items():
+        for key in sorted(known | planned):
+            refs, wanted = run.rows.get(key, []), int(key in (planned or known))
+            got = f"{len(refs)}: {'; '.join(str(ref.place) for ref in refs) or 'none'}"
+            found.expect("row-membership", len(refs) == wanted, f"{run.name} dump", f"{wanted} row", got, key)
             for ref in refs:
-                groups[key[:2]].add(ref.group_id)
-                members[ref.group_id].add(key[:2])
-        for prompt, ids in sorted(groups.items()):
-            key = f"{prompt[0]}/{prompt[1]}"
-            found.expect(
-                "group-membership", len(ids) == 1, "", f"{run.name}: rows {key}/*", "one group_id", sorted(ids)
-            )
-        for group, prompts in sorted(members.items()):
-            found.expect(
-                "group-membership",
-                len(prompts) == 1,
-                "",
-                f"{run.name}: group {group}",
-                "one train_step and prompt",
-                sorted(prompts),
-            )
-    planned = set()
-    for run in (uninterrupted, restored):
-        if run.info is not None:
-            planned |= set(Params.model_validate(run.info.params).keys())
-    expected = planned or uninterrupted.rows.keys() | restored.rows.keys()
-    for key in sorted(expected | uninterrupted.rows.keys() | restored.rows.keys()):
-        for run in (uninterrupted, restored):
-            refs, wanted = run.rows.get(key, []), int(key in expected)
-            places = "; ".join(str(ref.place) for ref in refs) or "none"
-            found.expect(
-                "row-membership",
-                len(refs) == wanted,
-                key,
-                f"{run.name}: {run.dump}",
-                f"{wanted} row",
-                f"{len(refs)}: {places}",
-            )
+                groups[f"{key.train_step}/{key.prompt_idx}"].add(ref.group_id)
+                members[ref.group_id].add(f"{key.train_step}/{key.prompt_idx}")
+        for prompt, ids in groups.items():
+            found.expect("group-membership", len(ids) == 1, f"{run.name}, prompt {prompt}", "one group_id", sorted(ids))
+        for group, prompts in members.items():
+            found.expect("group-membership", len(prompts) == 1, f"{run.name}, {group}", "one prompt", sorted(prompts))
     refs = [ref for refs in uninterrupted.rows.values() for ref in refs]
-    rewards, masks = {ref.reward for ref in refs}, {ref.sample_loss_mask for ref in refs}
-    found.expect(
-        "reward-signal",
-        len(rewards) > 1,
-        "",
-        "uninterrupted: reward",
-        "rewards that differ",
-        f"{len(rewards)} value in {len(refs)} rows",
-    )
-    found.expect(
-        "reward-signal", masks - {0.0} != set(), "", "uninterrupted: sample_loss_mask", "some row trained on", "none"
-    )
+    rewards, trained = {ref.reward for ref in refs}, any(ref.sample_loss_mask for ref in refs)
+    where = "uninterrupted, {}"
+    found.expect("reward-signal", len(rewards) > 1, where.format("reward"), "rewards that differ", f"only {rewards}")
+    found.expect("reward-signal", trained, where.format("sample_loss_mask"), "a row trained on", "0 in every row")
 
 
 def check_coverage(found: Judgement, cuts: list[Cut], params: Params) -> None:
-    known = [cut for cut in cuts if cut.captured is None or cut.captured.ids]
-    found.expect(
-        "cut-coverage",
-        bool(known),
-        "",
-        "killed run",
-        "a cut with a captured token",
-        f"{len(cuts)} open calls, {len(known)} with tokens",
-    )
-    groups = {cut.key[:2] for cut in known}
-    found.expect(
-        "cut-coverage",
-        len(groups) >= params.min_cut_groups,
-        "",
-        "killed run",
-        f"cuts in {params.min_cut_groups} groups",
-        f"in {len(groups)}",
-    )
+    """Something was cut, in as many groups as asked."""
+    real = [cut for cut in cuts if cut.captured is None or cut.captured.ids]
+    got = f"{len(real)} of {len(cuts)} open calls"
+    found.expect("cut-coverage", bool(real), "killed run", "calls cut behind a captured token", got)
+    groups, least = {cut.key[:2] for cut in real}, params.min_cut_groups
+    found.expect("cut-coverage", len(groups) >= least, "killed run", f"cuts in {least} groups", f"in {len(groups)}")
 
 
 def check_cut(
@@ -264,8 +215,8 @@ def check_cut(
     expect, before, log = partial(found.expect, key=cut.name), len(found.problems), "restores.jsonl"
     begun = [record for record in records if isinstance(record, Restored)]
     ended = [record for record in records if not isinstance(record, Restored)]
-    expect("restored-once", len(begun) == 1, where=log, expected="one restored record", got=_ids(begun))
-    expect("completed-once", len(ended) == 1, where=log, expected="one completed or terminal record", got=_ids(ended))
+    expect("restored-once", len(begun) == 1, log, "one restored record", _ids(begun))
+    expect("completed-once", len(ended) == 1, log, "one completed or already_terminal record", _ids(ended))
     if not begun or not ended or row is None:
         return CutResult(cut.name, begun[0].prefix_tokens if begun else 0, 0, "broken", cut.limit_tokens)
     start, end, p, limit = begun[0], ended[0], begun[0].prefix_tokens, cut.limit_tokens
@@ -279,31 +230,27 @@ def check_cut(
     said = (start.group_id, start.generation_index, start.call_index, p + tail)
     said = tuple(there if one is None else one for one, there in zip(said, place, strict=True))  # older logs say less
     told = "group, generation, call, its tokens: {}, {}, {}, {}"
-    expect("call-position", said == place, where=where, expected=told.format(*said), got=told.format(*place))
+    expect("call-position", said == place, where, told.format(*said), told.format(*place))
     if start.prefix_ids_sha256 is not None:
         digest = ids_sha256(ids)
-        expect(
-            "prefix-hash", digest == start.prefix_ids_sha256, where=where, expected=start.prefix_ids_sha256, got=digest
-        )
+        expect("prefix-hash", digest == start.prefix_ids_sha256, where, start.prefix_ids_sha256, digest)
     if (captured := cut.captured) is not None:
         for check, there, here in (("captured", captured.ids, ids), ("logprobs", captured.logprobs, logprobs)):
             at = first_difference(there, here)
-            expect(
-                f"prefix-{check}", at is None, where=f"{where}, {at}", expected=window(there, at), got=window(here, at)
-            )
+            expect(f"prefix-{check}", at is None, f"{where}: prefix token {at}", window(there, at), window(here, at))
     if limit is not None:
         most = p + max(tail, start.max_tokens or 0)
-        expect("token-budget", most <= limit, where=where, expected=f"{limit} tokens at most", got=f"{most} asked for")
+        expect("token-budget", most <= limit, where, f"{limit} tokens at most", f"{most} asked for")
     stopped = bool(ids) and ids[-1] in stop_ids
     if isinstance(end, Completed):
         spent = p == limit or stopped
-        expect("tail-generated", tail > 0 or spent, where=log, expected="a tail, as budget was left", got="no tail")
+        expect("tail-generated", tail > 0 or spent, log, "a tail, as budget was left", "no tail")
         past = stop_ids.intersection(row.token_ids[first : stop - 1])
-        expect("already-terminal", not past, where=where, expected="nothing behind a stop token", got=f"{past} inside")
+        expect("already-terminal", not past, where, "nothing behind a stop token", f"{past} inside")
     else:
         ok = (p == limit or stopped or limit is None) and stop - first == p
         got = f"prefix {p} of {limit}, stop token: {stopped}, call of {stop - first}"
-        expect("already-terminal", ok, where=where, expected="limit used up or stop token captured, no tail", got=got)
+        expect("already-terminal", ok, where, "limit used up or stop token captured, no tail", got)
     result = CutResult(cut.name, p, tail, "match", limit, (first, stop), spans=spans(row, segments, index, p))
     result = check_divergence(expect, result, baseline, row, params) if baseline else result
     return replace(result, status="broken") if len(found.problems) > before or baseline is None else result
@@ -316,11 +263,11 @@ def check_divergence(expect, result: CutResult, baseline: Row, row: Row, params:
         return result
     where, there, here = f"token {at}", window(baseline.token_ids, at), window(row.token_ids, at)
     first, bound = result.segment[0], params.near_tie_margin
-    expect("before-cut-call", at >= first, where=where, expected=f"equal before token {first}: {there}", got=here)
+    expect("before-cut-call", at >= first, where, f"equal before token {first}: {there}", here)
     margins = tie_margins(baseline, row, at, bound)
     near = margins is not None and max(margins) <= bound
     told = "no evidence of one" if margins is None else "margins {:.4g} and {:.4g} nats".format(*margins)
-    expect("near-tie", near, where=where, expected=f"{there}, or a near-tie within {bound} nats", got=f"{here}, {told}")
+    expect("near-tie", near, where, f"{there}, or a near-tie within {bound} nats", f"{here}, {told}")
     both = at < min(baseline.input_length, row.input_length)
     return replace(
         result,
@@ -348,9 +295,7 @@ def tie_margins(baseline: Row, row: Row, at: int, bound: float) -> tuple[float, 
         gap = abs(logprobs[0] - logprobs[1])
         return (gap, gap) if max(logprobs) <= LN_HALF + bound and 0.0 not in logprobs else None
     margins = []
-    for top2, own, other in zip(
-        (baseline.generation_top2[at], row.generation_top2[at]), chosen, chosen[::-1], strict=True
-    ):
+    for top2, own, other in zip((baseline.generation_top2[at], row.generation_top2[at]), chosen, chosen[::-1], strict=True):
         likely = dict(top2 or ())
         if likely.get(own[0]) != own[1] or other[0] not in likely or likely[other[0]] > own[1]:
             return None
@@ -365,14 +310,12 @@ def check_row(found: Judgement, key: Key, baseline: Row, row: Row) -> None:
             continue
         at = first_difference(there, here) if isinstance(there, list) else None
         told = (there, here) if at is None else (window(there, at), window(here, at))
-        found.expect("row-exact", False, key, name if at is None else f"{name}[{at}]", *told)
+        found.expect("row-exact", False, name if at is None else f"{name}[{at}]", *told, key)
         return
-    found.expect("row-exact", True, key, "", "", "")
+    found.expect("row-exact", True, "", "", "")
 
 
-def check_logprobs(
-    found: Judgement, key: Key, baseline: Row, row: Row, results: list[CutResult], params: Params
-) -> None:
+def check_logprobs(found: Judgement, key: Key, baseline: Row, row: Row, results: list[CutResult], params: Params) -> None:
     """Log-probabilities of equal generated tokens outside the prefixes, which prefix-logprobs holds to the journal's."""
     end = next((r.first_difference for r in results if r.first_difference is not None), row.input_length)
     inside = [(r.segment[0], r.segment[0] + r.prefix_tokens) for r in results if r.segment]
@@ -396,7 +339,7 @@ def _largest(found, check, key, column, baseline, row, end, without, bound) -> N
     if worst is not None:
         gap = abs(there[worst] - here[worst])
         expected, got = f"{there[worst]} within {bound} nats", f"{here[worst]}, {gap:.4g} away"
-        found.expect(check, gap <= bound, key, f"{column}[{worst}]", expected, got)
+        found.expect(check, gap <= bound, f"{column}[{worst}]", expected, got, key)
         found.largest[check] = max(found.largest.get(check, 0.0), gap)
 
 
@@ -405,7 +348,7 @@ def check_share(found: Judgement, params: Params) -> None:
     if found.cuts:
         most = min(params.max_set_aside * len(found.cuts), len(found.cuts) - 1)
         expected = f"at most {params.max_set_aside:.0%} of {len(found.cuts)} cuts, and not all"
-        found.expect("set-aside-share", aside <= most, "", "cuts set aside", expected, aside)
+        found.expect("set-aside-share", aside <= most, "cuts set aside", expected, aside)
 
 
 def first_difference(there: list, here: list) -> int | None:

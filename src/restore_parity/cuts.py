@@ -6,8 +6,8 @@ import msgspec
 
 from .checks import first_difference
 from .errors import UsageError
+from .index import load_runs
 from .records import Key, Row
-from .runs import load_runs
 
 AROUND = 5
 

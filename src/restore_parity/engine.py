@@ -64,7 +64,7 @@ def engine_args(params: Params, longest_tokens: int) -> dict[str, Any]:
         "logprobs_mode": "raw_logprobs",
         "disable_log_stats": True,
         "max_model_len": longest_tokens,
-        "max_num_seqs": min(256, len(params.keys()) + params.companion),
+        "max_num_seqs": min(256, len(params.row_keys()) + params.companion),
     } | params.engine_args
 
 

@@ -59,7 +59,9 @@ def plot_boundaries(judgement: Judgement) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("place in the row, tokens")
     axes.set_ylabel("cut")
-    handles = [Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=kind) for kind, (colour, hatch) in KINDS.items()]
+    handles = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=kind) for kind, (colour, hatch) in KINDS.items()
+    ]
     if any(cut.first_difference is not None for cut in cuts):
         handles.append(pyplot.Line2D([], [], color="k", marker="v", ls="", label="first difference"))
     axes.legend(handles=handles, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False)
@@ -87,7 +89,10 @@ def plot_margins(judgement: Judgement, params: Params) -> None:
         axes.text(0.5, 0.5, "no row parts from the baseline", transform=axes.transAxes, ha="center")
     axes.legend(loc="upper right", frameon=False)
     told = "; ".join(f"{c.key}: {c.margin_uninterrupted:.4g} and {c.margin_restored:.4g}" for c in shown[:20])
-    show(figure, f"Near-tie margins of {len(shown)} cuts in nats, bound {bound}. {told or 'No row parts from the baseline.'}")
+    show(
+        figure,
+        f"Near-tie margins of {len(shown)} cuts in nats, bound {bound}. {told or 'No row parts from the baseline.'}",
+    )
 
 
 def _boundaries(cuts: list[CutResult]) -> str:

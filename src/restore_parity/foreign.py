@@ -1,15 +1,14 @@
 """The origin's own artifacts: what was cut from its selection.json, what was restored from its log."""
 
 import re
-from collections import defaultdict
 from pathlib import Path
 
 import msgspec
 
 from .checks import Cut
 from .errors import IncompleteError, UsageError
+from .index import Run
 from .records import AlreadyTerminal, Completed, Restored, RestoreRecord
-from .runs import Run
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 LINE = re.compile(r"generation prefix (restored|completed|already terminal): (.*)")
@@ -61,7 +60,6 @@ def read_log(file: Path) -> list[RestoreRecord]:
     Raises IncompleteError where Ray folded lines away, since records are missing then.
     """
     records: list[RestoreRecord] = []
-    sources: dict[str, str] = defaultdict(str)
     with file.open(errors="replace") as stream:
         for number, raw in enumerate(stream, start=1):
             line = ANSI.sub("", raw)

@@ -154,22 +154,25 @@ def _make_tiny_qwen3(folder: Path) -> None:
     import torch
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
 
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokens = special + sorted(ByteLevel.alphabet())
     config = Qwen3Config(
         vocab_size=len(tokens),
         hidden_size=128,
-        intermediate_size=448,
+        intermediate_size=384,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=8192,
         initializer_range=0.2,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
     )
-    torch.manual_seed(0)
+    torch.manual_seed(3)  # of the first seeds, the one whose rows differ most and now and then end by the stop token
     model = Qwen3ForCausalLM(config).to(torch.float32)
     model.save_pretrained(folder)
     _save_config(folder, json.loads((folder / "config.json").read_text()), eos_id=2)

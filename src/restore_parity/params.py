@@ -98,7 +98,7 @@ class Params(BaseModel):
             raise ValueError("cut_tokens: a rollout has one open call at a time; two cuts name the same row")
         return self
 
-    def keys(self) -> list[Key]:
+    def row_keys(self) -> list[Key]:
         """The keys of all rows, in order."""
         steps, prompts = range(1, self.steps + 1), range(self.prompts_per_step)
         return [Key(s, p, g) for s in steps for p in prompts for g in range(self.generations_per_prompt)]
@@ -108,7 +108,7 @@ class Params(BaseModel):
         return self.closing_limit_tokens[key.prompt_idx] if call_index else self.tool_limit_tokens
 
     def cut_limit(self, name: str) -> int:
-        if not (match := re.fullmatch(r"(\d+/\d+/\d+)#([01])", name)) or Key.parse(match[1]) not in self.keys():
+        if not (match := re.fullmatch(r"(\d+/\d+/\d+)#([01])", name)) or Key.parse(match[1]) not in self.row_keys():
             raise ValueError(f"cut_tokens[{name}]: no such call; write step/prompt/generation#call, as 1/0/1#1")
         return self.limit_tokens(Key.parse(match[1]), int(match[2]))
 

@@ -56,7 +56,9 @@ def write_html(executed: Path, page: Path, summary: str) -> None:
     """Convert an executed notebook, the verdict above it, to one page that loads nothing from elsewhere."""
     notebook = nbformat.read(executed, as_version=4) if executed.exists() else nbformat.v4.new_notebook()
     first, *rest = summary.split("\n")
-    banner = f"# {html.escape(first)}" + "".join(f"\n\n<pre>{html.escape(line)}</pre>" for line in ["\n".join(rest)] if line)
+    banner = f"# {html.escape(first)}" + "".join(
+        f"\n\n<pre>{html.escape(line)}</pre>" for line in ["\n".join(rest)] if line
+    )
     notebook.cells.insert(0, nbformat.v4.new_markdown_cell(banner, id="verdict-first"))
     exporter = HTMLExporter(**dict.fromkeys(NETWORK, ""))
     body, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": page.stem}})

@@ -12,9 +12,9 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from .checks import ASSUMPTIONS, CHECKS, Judgement
 from .errors import IncompleteError, ParityError
+from .index import Run
 from .params import Params
 from .records import Problem
-from .runs import Run
 
 SHOWN = 20  # problems a message shows; results.json holds all
 SUMMARY_BYTES = 900_000  # a step summary over 1 MiB is dropped whole
@@ -78,7 +78,12 @@ def incomplete(reason: str, provenance: dict[str, Any]) -> dict[str, Any]:
     """The contents of results.json where the checks were never reached."""
     checks = [{"id": check, "status": "not_run", "seen": 0, "why": "the report did not get there"} for check in CHECKS]
     empty = {"problems": [], "cuts": [], "mutations": [], "counts": {}}
-    return {"verdict": "INCOMPLETE", "summary": f"INCOMPLETE: {reason}", "checks": checks, "provenance": provenance} | empty
+    return {
+        "verdict": "INCOMPLETE",
+        "summary": f"INCOMPLETE: {reason}",
+        "checks": checks,
+        "provenance": provenance,
+    } | empty
 
 
 def provenance(params: Params, runs: Iterable[Run] = ()) -> dict[str, Any]:

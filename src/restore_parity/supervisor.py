@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -65,7 +66,7 @@ def run_phase(phase: str, params: Params) -> None:
             raise IncompleteError(f"killed: the worker ended by itself, before {_plan(params)}")
         _write_info(folder, msgspec.structs.replace(info, exit=ended))
         return
-    chunks = params.steps * -(-len(params.keys()) // params.steps // params.micro_batch_rows)
+    chunks = params.steps * -(-len(params.row_keys()) // params.steps // params.micro_batch_rows)
     with tqdm(desc=f"{phase}: train", unit=" chunks", total=chunks, file=sys.stdout, mininterval=0.5) as bar:
         Child("trainer", folder).watch(lambda: _trained(bar, folder))
         bar.update(chunks - bar.n)
@@ -172,10 +173,8 @@ class Child:
         members = self._members()
         shared = {path for member in members for path in _shared_memory(member)}
         killed = time.time()
-        try:
+        with suppress(ProcessLookupError):  # it may have ended by itself
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # ended by itself
         for member in members:
             if member.pid != self._process.pid and member.is_running():
                 member.kill()  # one that set up a group of its own
@@ -202,17 +201,13 @@ class Child:
     def _members(self) -> list[psutil.Process]:
         """The child, its descendants, and orphans of its session."""
         found = {}
-        try:
+        with suppress(psutil.NoSuchProcess):
             child = psutil.Process(self._process.pid)
             found = {member.pid: member for member in [child, *child.children(recursive=True)]}
-        except psutil.NoSuchProcess:
-            pass
         for process in psutil.process_iter():
-            try:
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
                 if os.getsid(process.pid) == self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
                     found[process.pid] = process
-            except (ProcessLookupError, psutil.NoSuchProcess):
-                continue
         return list(found.values())
 
     def _tail(self, lines: int = 12) -> str:

@@ -39,7 +39,7 @@ class Task(Struct, frozen=True):
 def tasks(params: Params) -> list[Task]:
     """The tasks of all rows, in the order of their keys."""
     made = []
-    for place, key in enumerate(params.keys()):
+    for place, key in enumerate(params.row_keys()):
         title = f"{NOUNS[place % len(NOUNS)]} {place + 17}"
         date = f"2026-{place % 12 + 1:02}-{place % 28 + 1:02}"
         n = params.list_lengths[key.prompt_idx]

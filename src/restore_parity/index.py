@@ -1,6 +1,7 @@
 """A run's dump as one row index: built once in one streaming pass, rows read again from their places in the file."""
 
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -32,7 +33,6 @@ class RowRef(msgspec.Struct, frozen=True):
     key: Key
     group_id: str
     input_length: int
-    trained_tokens: int
     reward: float
     sample_loss_mask: float
     sound: bool  # nothing is wrong in the row by itself
@@ -52,6 +52,7 @@ class Run:
 
     def __init__(self, name: str, dump: Path | None, info: RunInfo | None = None):
         self.name, self.dump, self.info = name, dump, info
+        self.kept: list[Row] = []  # the rows themselves, only where there is no dump to read them from
         self.rows: dict[Key, list[RowRef]] = {}
         self.problems: list[Problem] = []
         self.lines = 0
@@ -60,6 +61,8 @@ class Run:
         self._line = lru_cache(maxsize=1)(self._decode)  # the rows of one line are asked for one after another
 
     def read(self, ref: RowRef) -> Row:
+        if self.dump is None:
+            return self.kept[ref.place.nth]
         return self._line(ref.place.offset, ref.place.size, ref.key.train_step)[ref.place.nth]
 
     def only(self, key: Key) -> Row | None:
@@ -93,6 +96,16 @@ def load_run(path: Path, name: str | None = None) -> Run:
             run.lines = number
     if folder:
         run.journal, run.restores = _journal(folder), _restores(folder / "restores.jsonl", run)
+    return run
+
+
+def run_of(name: str, rows: Iterable[tuple[int, Row]], info: RunInfo | None = None) -> Run:
+    """A run over rows at hand, each with its train step, as if it had been read from a dump of one row a line."""
+    run = Run(name, None, info)
+    for nth, (step, row) in enumerate(rows):
+        run.kept.append(row)
+        run.lines = nth + 1
+        _index_row(run, step, row, Place("memory", nth + 1, 0, 0, nth))
     return run
 
 
@@ -166,21 +179,24 @@ def _index_line(run: Run, line: bytes, place: Place) -> None:
         if not isinstance(row, Row):
             _damaged(run, "", str(at), "every field of a row, each of its type", str(row))
             continue
-        key = Key(step, row.prompt_idx, row.generation_index)
-        faults = row_faults(row)
-        for what, expected, got in faults:
-            _damaged(run, str(key), f"{at}, {what}", expected, got)
-        ref = RowRef(
-            key=key,
-            group_id=row.group_id,
-            input_length=row.input_length,
-            trained_tokens=int(sum(row.token_loss_mask)),
-            reward=row.reward,
-            sample_loss_mask=row.sample_loss_mask,
-            sound=not faults,
-            place=at,
-        )
-        run.rows.setdefault(key, []).append(ref)
+        _index_row(run, step, row, at)
+
+
+def _index_row(run: Run, step: int, row: Row, place: Place) -> None:
+    key = Key(step, row.prompt_idx, row.generation_index)
+    faults = row_faults(row)
+    for what, expected, got in faults:
+        _damaged(run, str(key), f"{place}, {what}", expected, got)
+    ref = RowRef(
+        key=key,
+        group_id=row.group_id,
+        input_length=row.input_length,
+        reward=row.reward,
+        sample_loss_mask=row.sample_loss_mask,
+        sound=not faults,
+        place=place,
+    )
+    run.rows.setdefault(key, []).append(ref)
 
 
 def row_faults(row: Row) -> list[tuple[str, str, str]]:
