@@ -47,6 +47,7 @@ class Judgement(Struct):
     problems: list[Problem] = field(default_factory=list)
     seen: Counter = field(default_factory=Counter)
     not_run: dict[str, str] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)  # checks whose cell has said what it found
     cuts: list[CutResult] = field(default_factory=list)
     counts: Counter = field(default_factory=Counter)
     largest: dict[str, float] = field(default_factory=dict)  # the largest difference a check saw, in nats
@@ -241,12 +242,11 @@ def check_cut(
     if limit is not None:
         most = p + max(tail, start.max_tokens or 0)
         expect("token-budget", most <= limit, where, f"{limit} tokens at most", f"{most} asked for")
-    stopped = bool(ids) and ids[-1] in stop_ids
+    stopped, past = bool(ids) and ids[-1] in stop_ids, stop_ids.intersection(row.token_ids[first : stop - 1])
+    expect("already-terminal", not past, where, "nothing behind a stop token", f"{past} inside")
     if isinstance(end, Completed):
         spent = p == limit or stopped
         expect("tail-generated", tail > 0 or spent, log, "a tail, as budget was left", "no tail")
-        past = stop_ids.intersection(row.token_ids[first : stop - 1])
-        expect("already-terminal", not past, where, "nothing behind a stop token", f"{past} inside")
     else:
         ok = (p == limit or stopped or limit is None) and stop - first == p
         got = f"prefix {p} of {limit}, stop token: {stopped}, call of {stop - first}"

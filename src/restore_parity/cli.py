@@ -88,3 +88,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader (head, less) has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

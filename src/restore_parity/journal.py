@@ -1,5 +1,6 @@
 """The journal: an append-only file of what the engine produced, group-committed, read back after a kill."""
 
+import math
 import os
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ class JsonlWriter:
         self._encode = msgspec.json.Encoder().encode
         self._gathered: list[bytes] = []
         self._every = fsync_ms / 1000
-        self._last = 0.0
+        self._last = -math.inf
 
     def append(self, record: msgspec.Struct) -> None:
         self._gathered += (self._encode(record), b"\n")

@@ -14,7 +14,7 @@ from .params import ROOT, Params
 from .supervisor import prepare
 
 NOTEBOOK = ROOT / "notebooks" / "restore_parity.ipynb"
-NETWORK = ("mathjax_url", "require_js_url", "jquery_url", "jupyter_widgets_base_url", "mermaid_js_url")
+TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def make_report(params: Params, given: dict[str, Any], notebook: Path = NOTEBOOK) -> int:
@@ -47,9 +47,17 @@ def make_report(params: Params, given: dict[str, Any], notebook: Path = NOTEBOOK
 
 
 def stopped_at(executed: Path) -> str:
-    """The id of the last cell that ran, whatever papermill says of it: a dead kernel leaves all marked completed."""
+    """The id of the cell an execution ended in: the last one begun if it failed, else the first that never answered.
+
+    What papermill says of the cells is no help: a dead kernel leaves all of them marked completed.
+    """
     cells = nbformat.read(executed, as_version=4).cells if executed.exists() else []
-    return next((cell.id for cell in reversed(cells) if cell.get("execution_count")), "none")
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    for cell in code:
+        failed = any(output.output_type == "error" for output in cell.outputs)
+        if not cell.execution_count or (failed and "raises-exception" not in cell.metadata.tags):
+            return cell.id
+    return "none"
 
 
 def write_html(executed: Path, page: Path, summary: str) -> None:
@@ -60,6 +68,6 @@ def write_html(executed: Path, page: Path, summary: str) -> None:
         f"\n\n<pre>{html.escape(line)}</pre>" for line in ["\n".join(rest)] if line
     )
     notebook.cells.insert(0, nbformat.v4.new_markdown_cell(banner, id="verdict-first"))
-    exporter = HTMLExporter(**dict.fromkeys(NETWORK, ""))
+    exporter = HTMLExporter(raw_template=TEMPLATE.read_text())
     body, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": page.stem}})
     page.write_text(body)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from .checks import ASSUMPTIONS, CHECKS, Judgement
+from .checks import CHECKS, Judgement
 from .errors import IncompleteError, ParityError
 from .index import Run
 from .params import Params
@@ -29,6 +29,7 @@ def render(problems: list[Problem]) -> str:
 
 def require(judgement: Judgement, check: str) -> None:
     """Print what a check saw. Raises ParityError with its problems."""
+    judgement.told.add(check)
     if problems := judgement.of(check):
         raise ParityError(f"{check}: {len(problems)} problems in {judgement.seen[check]} comparisons\n\n{render(problems)}")
     if reason := judgement.not_run.get(check):
@@ -103,7 +104,12 @@ def provenance(params: Params, runs: Iterable[Run] = ()) -> dict[str, Any]:
 
 
 def conclude(judgement: Judgement, params: Params, runs: Iterable[Run]) -> None:
-    """Write results.json and say the verdict. Raises ParityError or IncompleteError unless it is PASS."""
+    """Write results.json and say the verdict. Raises ParityError or IncompleteError unless it is PASS.
+
+    A check that no cell has told of (one was cut short, or taken out) leaves nothing to conclude: no results are written.
+    """
+    if silent := [check for check in CHECKS if check not in judgement.told]:
+        raise IncompleteError(f"no cell has told of {', '.join(silent)}")
     write_json(params.folder / "results.json", results(judgement, provenance(params, runs)))
     if judgement.verdict == "PASS":
         print(verdict_line(judgement))
@@ -164,19 +170,17 @@ def _xml(text: str) -> str:
 
 def write_summary(file: Path, told: dict[str, Any]) -> None:
     """Markdown for a CI step's summary page: verdict, checks, first problems; escaped and bounded."""
-    lines = [f"## {_inert(told['summary'])}", "", "| check | status | compared |", "| -- | -- | --: |"]
+    lines = [f"## {_inert(told['summary'].splitlines()[0])}", "", "| check | status | compared |", "| -- | -- | --: |"]
     lines += [f"| `{check['id']}` | {check['status']} | {check['seen']} |" for check in told["checks"]]
     if told["problems"]:
-        lines += ["", f"<pre>{_inert(render(problems_of(told)))}</pre>"]
-    file.write_text("\n".join(lines).encode()[:SUMMARY_BYTES].decode(errors="ignore") + "\n")
+        shown = _inert(render(problems_of(told))).encode()[:SUMMARY_BYTES].decode(errors="ignore")
+        lines += ["", f"<pre>{shown}</pre>"]
+    file.write_text("\n".join(lines) + "\n")
 
 
 def _inert(text: str) -> str:
-    return html.escape(text).replace("`", "&#96;").replace("|", "&#124;").replace("\x1b", "")
+    return html.escape(_xml(text)).replace("`", "&#96;").replace("|", "&#124;")
 
 
 def exit_code(verdict: str) -> int:
     return {"PASS": 0, "FAIL": 1, "INCOMPLETE": 3}[verdict]
-
-
-__all__ = ["ASSUMPTIONS", "conclude", "require"]

@@ -1,5 +1,6 @@
 """The supervisor: starts each workload in a session of its own, watches its journal, kills one, proves it is gone."""
 
+import math
 import os
 import shutil
 import signal
@@ -12,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-import platformdirs
 import psutil
 from tqdm import tqdm
 
@@ -25,8 +25,6 @@ PHASES = ("uninterrupted", "killed", "restored")
 POLL_S = 0.02
 GONE_S = 60.0  # how long a killed group may take to leave the process table
 SHARED_MEMORY = Path("/dev/shm")
-# torch keeps what it compiled in the temp folder; without a lasting place every engine start would compile again
-CACHES = {"TORCHINDUCTOR_CACHE_DIR": str(platformdirs.user_cache_path("restore-parity") / "torchinductor")}
 
 
 def prepare(params: Params) -> None:
@@ -59,7 +57,7 @@ def run_phase(phase: str, params: Params) -> None:
     journal = Journal(folder / "journal.jsonl")
     with tqdm(desc=f"{phase}: generate", unit=" tokens", file=sys.stdout, mininterval=0.5) as bar:
         worker = Child("worker", folder)
-        ended = worker.watch(lambda: _progress(bar, journal, phase, params))
+        ended = worker.watch(lambda: _progress(bar, journal, phase, params), params.timeout_s)
     info = read_info(folder)
     if phase == "killed":
         if ended.signal != signal.SIGKILL or not ended.open_calls:
@@ -68,7 +66,7 @@ def run_phase(phase: str, params: Params) -> None:
         return
     chunks = params.steps * -(-len(params.row_keys()) // params.steps // params.micro_batch_rows)
     with tqdm(desc=f"{phase}: train", unit=" chunks", total=chunks, file=sys.stdout, mininterval=0.5) as bar:
-        Child("trainer", folder).watch(lambda: _trained(bar, folder))
+        Child("trainer", folder).watch(lambda: _trained(bar, folder), params.timeout_s)
         bar.update(chunks - bar.n)
     _write_info(folder, msgspec.structs.replace(info, exit=ended, trained=time.time()))
 
@@ -134,7 +132,7 @@ class Child:
     """One `python -m restore_parity.<module> FOLDER` and everything it starts; stdout and stderr go to <module>.log."""
 
     def __init__(self, module: str, folder: Path):
-        self._folder, self._log, self._started = folder, folder / f"{module}.log", time.monotonic()
+        self._folder, self._log, self._name = folder, folder / f"{module}.log", f"{folder.name}: the {module}"
         self._scratch = folder / "tmp"  # vLLM leaves files in its temp folder when killed; this one goes with it
         self._scratch.mkdir(exist_ok=True)
         with self._log.open("wb") as log:
@@ -143,19 +141,24 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=CACHES | os.environ | {"TMPDIR": str(self._scratch)},
+                env=os.environ | {"TMPDIR": str(self._scratch)},
                 start_new_session=True,
             )
 
-    def watch(self, due: Callable[[], bool]) -> Exit:
+    def watch(self, due: Callable[[], bool], timeout_s: float = math.inf) -> Exit:
         """Wait until the child ends, or kill its group as soon as `due()` is true; nothing of it survives.
 
         Raises IncompleteError, with the log's last lines, when it ends with an error or runs into `timeout_s`.
         """
+        late = time.monotonic() + timeout_s
         try:
             while self._process.poll() is None:
                 if due():
                     return self._kill()
+                if time.monotonic() > late:
+                    raise IncompleteError(
+                        f"{self._name}: took longer than timeout_s = {timeout_s}; last lines:\n{self._tail()}"
+                    )
                 time.sleep(POLL_S)
             due()  # what was written between the last look and the end
         except JournalError as error:
@@ -165,7 +168,7 @@ class Child:
         code = self._process.returncode
         if code:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            raise IncompleteError(f"{self._folder.name}: the {self._log.stem} {how}; its last lines:\n{self._tail()}")
+            raise IncompleteError(f"{self._name} {how}; its last lines:\n{self._tail()}")
         return Exit(time=time.time(), code=code)
 
     def _kill(self) -> Exit:

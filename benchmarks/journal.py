@@ -1,0 +1,62 @@
+"""What the journal costs: the same rollouts with a journal that is written and one that is not, alternating in one process.
+
+    python benchmarks/journal.py [PARAMS.yaml] [ROUNDS]
+
+Prints tokens a second of each round and the ratio of the medians. The engine is started once and warmed up.
+"""
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from restore_parity.engine import VllmEngine, engine_env
+from restore_parity.journal import JsonlWriter
+from restore_parity.models import model_path
+from restore_parity.params import ROOT, read_params
+from restore_parity.rollouts import Generation
+from restore_parity.workload import Codec, tasks
+
+
+class NoJournal:
+    """Takes records and keeps none."""
+
+    def append(self, record) -> None: ...
+
+    def commit(self, now: bool = False) -> None: ...
+
+
+def tokens_a_second(params, codec, engine, journal, todo, prompts, run_id) -> float:
+    start = time.perf_counter()
+    rollouts = Generation(params, run_id, codec, engine, journal).run(todo, prompts)
+    return sum(len(call.ids) for rollout in rollouts for call in rollout.calls) / (time.perf_counter() - start)
+
+
+def main(file: Path, rounds: int) -> None:
+    params = read_params(file)
+    os.environ.update(engine_env(params))
+    model = model_path(params.model)
+    codec, todo = Codec(model), tasks(params)
+    prompts = [codec.prompt_ids(task.messages()) for task in todo]
+    engine = VllmEngine(model, params.model_copy(update={"companion": False}), 1024)
+    tokens_a_second(params, codec, engine, NoJournal(), todo, prompts, "warm-up")
+    speeds: dict[str, list[float]] = {"with": [], "without": []}
+    with tempfile.TemporaryDirectory(dir=ROOT) as folder:  # the disk the runs lie on, not a temp folder in memory
+        for turn in range(2 * rounds):
+            kind = ("with", "without")[(turn + turn // 2) % 2]  # with, without, without, with: drift hits both alike
+            journal = JsonlWriter(Path(folder) / f"{turn}.jsonl", params.fsync_ms) if kind == "with" else NoJournal()
+            speeds[kind].append(tokens_a_second(params, codec, engine, journal, todo, prompts, f"{turn}"))
+            print(f"{kind:<8} journal: {speeds[kind][-1]:7.1f} tokens/s", flush=True)
+    medians = {kind: statistics.median(values) for kind, values in speeds.items()}
+    print(
+        f"medians: {medians['with']:.1f} with, {medians['without']:.1f} without, ratio {medians['with'] / medians['without']:.4f}"
+    )
+
+
+if __name__ == "__main__":
+    main(
+        Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "params" / "smoke.yaml",
+        int(sys.argv[2]) if len(sys.argv) > 2 else 8,
+    )

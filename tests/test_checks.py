@@ -1,0 +1,305 @@
+"""The checks: a healthy restore passes, and for each id a broken one that it reports."""
+
+import json
+
+import msgspec
+import pytest
+from builders import STOP, change_records, change_row, failed, judged, params
+
+from restore_parity.checks import ASSUMPTIONS, CHECKS, first_difference, judge, tie_margins, window
+from restore_parity.index import load_run, load_runs
+from restore_parity.records import Key, ids_sha256
+
+CUT, ROW, FINISHED = "1/0/0#1", "1/0/0", "1/0/1"
+
+
+def record(event, source=CUT, **changes):
+    """Change one record of the cut; `drop` and `double` are changes too."""
+
+    def change(records):
+        kept = []
+        for entry in records:
+            mine = entry["event"] == event and entry["source_call_id"].endswith(source)
+            times = {"drop": 0, "double": 2}.get(changes.get("times", ""), 1) if mine else 1
+            kept += [entry | ({k: v for k, v in changes.items() if k != "times"} if mine else {})] * times
+        return kept
+
+    return lambda runs: change_records(runs, change)
+
+
+def row(key=ROW, run="restored", **columns):
+    """Change one row; a callable gets the old value."""
+
+    def change(entry):
+        for name, value in columns.items():
+            entry[name] = value(entry[name]) if callable(value) else value
+
+    return lambda runs: change_row(runs, key, change, run)
+
+
+def at(place, value):
+    return lambda values: [*values[: len(values) + place], value, *values[len(values) + place + 1 :]]
+
+
+def resize(edit):
+    """Edit every column of the row alike and its length with them."""
+
+    def change(entry):
+        for name in (
+            "token_ids",
+            "token_loss_mask",
+            "advantages",
+            "generation_logprobs",
+            "prev_logprobs",
+            "generation_top2",
+        ):
+            entry[name] = edit(entry[name])
+        entry["input_length"] = len(entry["token_ids"])
+
+    return lambda runs: change_row(runs, ROW, change)
+
+
+def info(run, **changes):
+    def change(runs):
+        file = runs / run / "run.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def lines(edit, run="restored"):
+    def change(runs):
+        file = runs / run / "training.jsonl"
+        file.write_bytes(b"".join(edit(file.read_bytes().splitlines(keepends=True))))
+
+    return change
+
+
+def rewards(run, value):
+    def change(runs):
+        for key in params().row_keys():
+            change_row(runs, str(key), lambda entry: entry.update(reward=value), run)
+
+    return change
+
+
+def journal(edit):
+    def change(runs):
+        file = runs / "killed" / "journal.jsonl"
+        file.write_text("".join(json.dumps(edit(json.loads(line))) + "\n" for line in file.read_text().splitlines()))
+
+    return change
+
+
+def captured(change):
+    return journal(lambda e: change(e) if e["event"] == "delta" and e["call_id"].endswith(CUT) else e)
+
+
+def both(*changes):
+    return lambda runs: [change(runs) for change in changes]
+
+
+def shifted(values):
+    return [*values[:-1][:1], *values[:-1]]
+
+
+BROKEN = {
+    "kill-happened": [
+        info("killed", exit={"time": 1, "signal": 15, "open_calls": []}),
+        info("killed", exit=None),
+        info(
+            "killed",
+            exit={
+                "time": 1,
+                "signal": 9,
+                "open_calls": [{"call_id": "k:1/0/0#1", "key": ROW, "call_index": 1, "tokens": 2}],
+            },
+        ),
+    ],
+    "cut-coverage": [lambda runs: None],  # judged with more groups asked for than there are
+    "same-setup": [info("restored", setup={"model": "other", "workload": params().sha256()}), info("killed", setup={})],
+    "reward-signal": [both(rewards("uninterrupted", 0.25), rewards("restored", 0.25))],
+    "dump-complete": [
+        row(generation_logprobs=at(-1, None)),
+        row(token_ids=lambda v: v[:-1]),
+        lines(lambda v: [*v[:-1], v[-1][:9]]),
+    ],
+    "row-membership": [lines(lambda v: v[1:]), lines(lambda v: [*v, v[0]]), lines(lambda v: v[:-1], "uninterrupted")],
+    "group-membership": [row(FINISHED, group_id="other"), row(FINISHED, group_id="k-s1p1")],
+    "restored-once": [
+        record("restored", times="drop"),
+        record("restored", times="double"),
+        record("restored", source_call_id="k:1/0/1#1"),
+    ],
+    "completed-once": [record("completed", times="drop"), record("completed", times="double")],
+    "tail-generated": [both(record("completed", tail_tokens=0), resize(lambda v: v[:-11]))],
+    "already-terminal": [
+        record("restored", "2/1/1#1", prefix_tokens=8),
+        row("2/1/1", token_ids=at(-4, STOP)),
+        both(row(token_ids=at(-12, STOP)), row(run="uninterrupted", token_ids=at(-12, STOP))),
+    ],
+    "call-position": [
+        resize(lambda v: v[:-1]),
+        resize(lambda v: [*v, v[-1]]),
+        row(token_loss_mask=at(-1, 0)),
+        record("restored", call_index=0),
+        record("restored", generation_index=1),
+        record("restored", group_id="k-s1p1"),
+        record("completed", tail_tokens=3),
+    ],
+    "prefix-hash": [record("restored", prefix_ids_sha256=ids_sha256([1, 2, 3])), row(token_ids=at(-13, 49))],
+    "prefix-captured": [captured(lambda e: e | {"ids": [99]}), record("restored", prefix_tokens=2)],
+    "prefix-logprobs": [
+        row(generation_logprobs=at(-13, 0.0)),
+        row(generation_logprobs=shifted),
+        captured(lambda e: e | {"logprobs": [-9.0]}),
+    ],
+    "token-budget": [record("restored", max_tokens=14), record("completed", tail_tokens=12)],
+    "before-cut-call": [row(token_ids=at(-40, 99))],
+    "near-tie": [row(token_ids=at(-2, 99)), row(token_ids=at(-13, 99)), resize(lambda v: [*v, v[-1]])],
+    "set-aside-share": [lambda runs: tie(runs, 0.1)],
+    "row-exact": [
+        row(FINISHED, token_ids=at(-3, 99)),
+        row(FINISHED, reward=0.9),
+        row(FINISHED, sample_loss_mask=0.0),
+        row(reward=0.9),
+        row("2/1/0", token_loss_mask=at(-1, 0)),
+    ],
+    "tail-logprobs": [row(generation_logprobs=at(-1, -0.7)), row(FINISHED, generation_logprobs=shifted)],
+    "policy-logprobs": [row(prev_logprobs=at(-1, -0.7))],
+}
+CASES = [(check, nth) for check, changes in BROKEN.items() for nth in range(len(changes))]
+THRESHOLDS = {"cut-coverage": {"min_cut_groups": 5}, "set-aside-share": {"near_tie_margin": 0.3}}
+
+
+def tie(runs, margin, place=-4) -> None:
+    """Make the restored row part from the baseline at a tie, shown by both runs' top-2, inside its restored call."""
+    ours = load_run(runs / "uninterrupted").only(Key(1, 0, 0)).token_ids[place]
+    for run, (token, other) in {"uninterrupted": (ours, 99), "restored": (99, ours)}.items():
+        pair = [[token, -0.6], [other, -0.6 - margin]]
+        row(run=run, token_ids=at(place, token), generation_top2=at(place, pair), generation_logprobs=at(place, -0.6))(runs)
+
+
+def test_a_healthy_restore_passes_every_check(pristine):
+    judgement = judged(pristine)
+    assert judgement.verdict == "PASS" and not judgement.problems and not judgement.not_run
+    assert [check for check in CHECKS if not judgement.seen[check]] == ["before-cut-call", "near-tie"]
+
+
+@pytest.mark.parametrize(("check", "nth"), CASES, ids=[f"{check}-{nth}" for check, nth in CASES])
+def test_a_broken_restore_is_reported(runs, check, nth):
+    BROKEN[check][nth](runs)
+    judgement = judged(runs, **THRESHOLDS.get(check, {}))
+    assert check in failed(judgement)
+    assert judgement.status(check) == "fail"
+
+
+def test_every_check_has_a_broken_restore():
+    assert tuple(BROKEN) == CHECKS
+
+
+@pytest.mark.parametrize("check", ASSUMPTIONS)
+def test_a_failed_assumption_is_incomplete(runs, check):
+    BROKEN[check][0](runs)
+    assert judged(runs, **THRESHOLDS.get(check, {})).verdict == "INCOMPLETE"
+
+
+def test_incomplete_never_hides_a_fail(runs):
+    rewards("uninterrupted", 0.25)(runs)
+    assert judged(runs).verdict == "FAIL"  # the rewards of the restored run differ from those now
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.02, 0.3])
+def test_a_shown_near_tie_is_set_aside(runs, margin):
+    tie(runs, margin)
+    judgement = judged(runs, near_tie_margin=0.3, max_set_aside=0.5)
+    cut = next(cut for cut in judgement.cuts if cut.key == CUT)
+    assert (judgement.verdict, cut.status, cut.tokens[1]) == ("PASS", "set_aside", 99)
+    assert cut.margin_uninterrupted == cut.margin_restored == pytest.approx(margin)
+
+
+def test_a_near_tie_behind_the_restored_call_is_set_aside_too(runs):
+    """A call that follows the restored one is generated by the restored run as well."""
+    place = -2
+    ours = load_run(runs / "uninterrupted").only(Key(1, 1, 1)).token_ids[place]
+    for run, (token, other) in {"uninterrupted": (ours, 99), "restored": (99, ours)}.items():
+        pair = [[token, -0.6], [other, -0.7]]
+        row("1/1/1", run, token_ids=at(place, token), generation_top2=at(place, pair), generation_logprobs=at(place, -0.6))(
+            runs
+        )
+    judgement = judged(runs, near_tie_margin=0.3, max_set_aside=0.5)
+    assert judgement.verdict == "PASS" and [c.status for c in judgement.cuts if c.key == "1/1/1#0"] == ["set_aside"]
+
+
+def test_rows_after_a_set_aside_one_are_counted_and_not_compared_by_policy(runs):
+    tie(runs, 0.1)
+    row("2/0/0", prev_logprobs=at(-1, -0.7))(runs)
+    judgement = judged(runs, near_tie_margin=0.3, max_set_aside=0.5)
+    assert judgement.verdict == "PASS" and judgement.counts["rows_after_set_aside"] == 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"generation_top2": at(-4, None)},
+        {"generation_top2": at(-4, [[99, -0.6], [7, -0.7]])},
+        {"generation_logprobs": at(-4, -0.5)},
+        {"generation_top2": at(-4, [[7, 0.0], [99, -0.6]])},
+    ],
+    ids=["none", "other token", "another log-probability", "the likelier one not taken"],
+)
+def test_a_near_tie_without_evidence_is_no_excuse(runs, changes):
+    tie(runs, 0.1)
+    row(**changes)(runs)
+    assert "near-tie" in failed(judged(runs, near_tie_margin=0.3, max_set_aside=0.5))
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "near"), [((-0.6, -0.7), True), ((-0.2, -0.3), False), ((-0.7, -1.2), False), ((0.0, 0.0), False)]
+)
+def test_without_top2_two_chosen_tokens_are_evidence_only_as_unsure_as_a_tie(pristine, logprobs, near):
+    rows = []
+    for run, logprob in zip(("uninterrupted", "restored"), logprobs, strict=True):
+        taken = load_run(pristine / run).only(Key(1, 0, 0))
+        rows.append(
+            msgspec.structs.replace(
+                taken, generation_top2=None, generation_logprobs=at(-4, logprob)(taken.generation_logprobs)
+            )
+        )
+    margins = tie_margins(*rows, rows[0].input_length - 4, bound=0.3)
+    assert (margins is not None and max(margins) <= 0.3) == near
+
+
+def test_without_the_killed_run_four_checks_say_why_they_did_not_run(pristine):
+    uninterrupted, _, restored = load_runs(pristine)
+    judgement = judge(uninterrupted, restored, None, params())
+    assert judgement.verdict == "PASS" and len(judgement.cuts) == 5
+    assert set(judgement.not_run) == {"kill-happened", "prefix-captured", "prefix-logprobs"}
+
+
+def test_no_cut_at_all_is_incomplete(pristine):
+    uninterrupted, _, restored = load_runs(pristine)
+    assert judge(uninterrupted, restored, None, params(), records=[]).verdict == "INCOMPLETE"
+
+
+def test_a_problem_has_four_lines_and_the_command_that_shows_it(runs):
+    row(token_ids=at(-13, 49))(runs)
+    problem = judged(runs).of("prefix-captured")[0]
+    head, where, expected, got, following = str(problem).splitlines()
+    assert head == f"prefix-captured {CUT}" and "where" in where and "expected" in expected and "[49]" in got
+    assert following == f"  next      restore-parity cut {CUT}"
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "place"),
+    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([], [], None), ([], [1], 0)],
+)
+def test_first_difference_counts_a_missing_end(there, here, place):
+    assert first_difference(there, here) == place
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"), [(0, "[0], 1, 2 …"), (5, "… 3, 4, [5], 6, 7 …"), (9, "… 7, 8, [9]"), (10, "… 8, 9, [end]")]
+)
+def test_a_window_is_about_five_tokens_round_the_place(place, shown):
+    assert window(list(range(10)), place) == shown

@@ -1,0 +1,224 @@
+"""The whole of it with the real engine and a tiny real model: three workloads, a SIGKILL, a trainer, the page."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+import yaml
+from builders import change_row
+from junitparser import JUnitXml
+
+from restore_parity.params import ROOT, read_params
+from restore_parity.report import NOTEBOOK, make_report
+
+GIVEN = {
+    "model": "tiny-qwen3",
+    "companion": True,
+    "engine_env": {"VLLM_CPU_ATTN_SPLIT_KV": "0"},
+    "tool_limit_tokens": 24,
+    "closing_limit_tokens": [40, 20],
+    "cut_tokens": {"1/0/0#1": 1, "1/0/1#1": 15, "1/1/0#1": "limit-1", "1/1/1#1": "limit", "2/0/0#1": 16, "2/1/0#0": 17},
+    "near_tie_margin": 0.0,
+    "max_set_aside": 0.0,
+    "max_logprob_diff": 0.0,
+    "max_policy_diff": 0.0,
+}
+
+
+def report(folder: Path, **changes) -> int:
+    """The `report` command over a file of parameters; its exit code."""
+    file = folder.parent / f"{folder.name}.yaml"
+    file.write_text(yaml.safe_dump(GIVEN | {"runs": str(folder)} | changes))
+    return subprocess.run([sys.executable, "-m", "restore_parity.cli", "report", str(file)], cwd=folder.parent).returncode
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    """One real report of the tiny model."""
+    folder = tmp_path_factory.mktemp("tiny") / "runs"
+    assert report(folder) == 0
+    return folder
+
+
+@pytest.fixture
+def saved(tiny, tmp_path) -> Path:
+    """A copy of it, its runs saved and nothing reported yet."""
+    shutil.copytree(tiny, tmp_path / "runs", ignore=shutil.ignore_patterns("report*", "results.json", "*.md", "*.xml"))
+    return tmp_path / "runs"
+
+
+def results(folder: Path) -> dict:
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_a_real_restore_is_bit_identical(tiny):
+    told = results(tiny)
+    assert (told["verdict"], told["problems"], told["counts"]["rows"], told["counts"]["set_aside"]) == ("PASS", [], 8, 0)
+
+
+def test_the_planned_cuts_lie_where_they_were_planned(tiny):
+    prefixes = {cut["key"]: cut["prefix_tokens"] for cut in results(tiny)["cuts"]}
+    assert (
+        prefixes.items()
+        >= {"1/0/0#1": 1, "1/0/1#1": 15, "1/1/0#1": 19, "1/1/1#1": 20, "2/0/0#1": 16, "2/1/0#0": 17}.items()
+    )
+
+
+def test_the_kill_is_on_record(tiny):
+    ended = json.loads((tiny / "killed" / "run.json").read_text())["exit"]
+    assert ended["signal"] == 9 and ended["time"] < time.time() and len(ended["open_calls"]) >= 6 and ended["removed"] == []
+
+
+def test_nothing_of_the_engines_is_left(tiny):
+    assert not [
+        child for child in psutil.Process().children(recursive=True) if "restore_parity.worker" in " ".join(child.cmdline())
+    ]
+    assert not list(tiny.glob("*/tmp"))
+
+
+def test_the_trainer_took_its_steps(tiny):
+    """The second step's log-probabilities come from weights that the first has changed."""
+    lines = [json.loads(line) for line in (tiny / "restored" / "training.jsonl").read_text().splitlines()]
+    rows = [(line["train_step"], row) for line in lines for row in line["rows"]]
+    gaps = {1: 0.0, 2: 0.0}
+    for step, row in rows:
+        both = zip(row["generation_logprobs"], row["prev_logprobs"], strict=True)
+        gaps[step] = max(gaps[step], *(abs(there - here) for there, here in both))
+    assert gaps[1] < 1e-4 < gaps[2]
+
+
+def test_the_report_is_whole(tiny):
+    page = (tiny / "report.html").read_text()
+    assert page.index("PASS: 8 rows") < page.index("restore-parity") + 10_000 and "INCOMPLETE" not in page.split("<h2")[0]
+    assert page.count('alt="') >= 2 and 'alt="No description' not in page
+    assert JUnitXml.fromfile(str(tiny / "junit.xml")).failures == 0
+    assert (tiny / "summary.md").read_text().startswith("## PASS: 8 rows")
+
+
+def test_the_report_loads_nothing_from_elsewhere(tiny):
+    page = (tiny / "report.html").read_text()
+    assert 'src="http' not in page and "<link" not in page and "import(" not in page and "@import" not in page
+
+
+def test_saved_runs_are_judged_again_without_engine_or_model(saved, monkeypatch):
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "none")
+    assert report(saved, reuse=True, model="tiny-qwen3") == 0
+
+
+def test_a_failed_restore_fails_with_a_whole_report(saved):
+    change_row(saved, "1/0/0", lambda row: row["token_ids"].__setitem__(-2, 0))
+    assert report(saved, reuse=True) == 1
+    page = (saved / "report.html").read_text()
+    assert "FAIL: 8 rows" in page and "policy-logprobs: holds" in page and page.count('alt="Near-tie margins') == 1
+
+
+def test_saved_runs_of_other_parameters_end_with_exit_3_and_a_report(saved):
+    assert report(saved, reuse=True, seed=1) == 3
+    assert "seed: 0 there, 1 here" in (saved / "report.html").read_text()
+
+
+def test_a_missing_phase_is_incomplete(saved):
+    shutil.rmtree(saved / "killed")
+    assert report(saved, reuse=True) == 3
+    assert "run-killed" in results(saved)["summary"]
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "check-same-setup"),
+        ("import sys; sys.exit(0)", "verdict"),
+    ],
+    ids=["killed", "exit 0"],
+)
+def test_a_kernel_that_ends_in_a_cell_is_incomplete_and_names_the_cell(saved, tmp_path, code, told):
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    next(cell for cell in notebook.cells if cell.id == "check-same-setup").source = code
+    nbformat.write(notebook, tmp_path / "broken.ipynb")
+    given = GIVEN | {"runs": str(saved), "reuse": True}
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump(given))
+    assert make_report(read_params(tmp_path / "given.yaml"), given, tmp_path / "broken.ipynb") == 3
+    assert f"cell {told}" in results(saved)["summary"] and "INCOMPLETE" in (saved / "report.html").read_text()
+
+
+def test_a_notebook_saved_with_another_kernel_runs_with_this_one(saved, tmp_path):
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook.metadata.kernelspec = {"name": "conda-env-x-py", "display_name": "x", "language": "python"}
+    nbformat.write(notebook, tmp_path / "other.ipynb")
+    given = GIVEN | {"runs": str(saved), "reuse": True}
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump(given))
+    assert make_report(read_params(tmp_path / "given.yaml"), given, tmp_path / "other.ipynb") == 0
+
+
+def test_plain_papermill_works_and_fails_with_the_verdict(saved, tmp_path):
+    def papermill() -> int:
+        (tmp_path / "p.yaml").write_text(yaml.safe_dump(GIVEN | {"runs": str(saved), "reuse": True}))
+        words = [
+            "papermill",
+            str(NOTEBOOK),
+            str(tmp_path / "out.ipynb"),
+            "-f",
+            str(tmp_path / "p.yaml"),
+            "--no-progress-bar",
+        ]
+        return subprocess.run([sys.executable, "-m", *words], capture_output=True).returncode
+
+    first = papermill()
+    change_row(saved, "1/0/1", lambda row: row.update(reward=0.9))
+    assert (first, papermill()) == (0, 1)
+
+
+def test_jupyter_execute_fails_when_the_verdict_does(saved, tmp_path):
+    change_row(saved, "1/0/1", lambda row: row.update(reward=0.9))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    cell = next(cell for cell in notebook.cells if cell.id == "parameters")
+    cell.source += "".join(f"\n{name} = {value!r}" for name, value in (GIVEN | {"runs": str(saved), "reuse": True}).items())
+    nbformat.write(notebook, tmp_path / "run.ipynb")
+    done = subprocess.run(
+        [sys.executable, "-m", "jupyter", "execute", str(tmp_path / "run.ipynb")], capture_output=True, text=True
+    )
+    assert done.returncode != 0 and "row-exact 1/0/1" in done.stderr
+
+
+def test_a_misspelt_parameter_stops_plain_papermill(tmp_path):
+    words = [
+        "papermill",
+        str(NOTEBOOK),
+        str(tmp_path / "out.ipynb"),
+        "-p",
+        "near_tie_magrin",
+        "0.1",
+        "-p",
+        "kill_after_tokens",
+        "5",
+    ]
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
+    assert done.returncode == 1 and "did you mean 'near_tie_margin'" in done.stderr
+
+
+def test_a_cut_that_is_never_reached_is_incomplete(tmp_path):
+    """With the real engine: the call of 2/1/1#0 ends by its stop token long before its limit."""
+    assert report(tmp_path / "runs", cut_tokens={"2/1/1#0": "limit"}) == 3
+    assert "before its planned 24; plan it earlier in cut_tokens" in results(tmp_path / "runs")["summary"]
+    assert os.path.getsize(tmp_path / "runs" / "report.html") > 100_000
+
+
+def test_a_journal_that_can_not_be_written_is_incomplete(tmp_path):
+    """A limit on the size of the worker's files stands for the full disk: the kernel refuses the write all the same."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import resource, sys\n"
+        "if 'restore_parity.worker' in sys.orig_argv:\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    (tmp_path / "p.yaml").write_text(yaml.safe_dump(GIVEN | {"runs": str(tmp_path / "runs")}))
+    words = [sys.executable, "-m", "restore_parity.cli", "report", str(tmp_path / "p.yaml")]
+    assert subprocess.run(words, env=env, cwd=ROOT).returncode == 3
+    assert "journal.jsonl: File too large: what was committed before is kept" in results(tmp_path / "runs")["summary"]

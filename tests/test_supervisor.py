@@ -1,0 +1,161 @@
+"""The supervisor, over real processes: nothing of a killed group survives, and a death that was not planned is told."""
+
+import os
+import signal
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from builders import params
+
+from restore_parity import supervisor
+from restore_parity.errors import IncompleteError, UsageError
+from restore_parity.supervisor import Child, prepare, run_phase
+
+READY = 'open(folder / "ready", "w").close(); time.sleep(600)'
+
+
+@pytest.fixture
+def child(tmp_path, monkeypatch):
+    """Start a child whose module is the given code; it finds its folder as `folder`."""
+    modules = tmp_path / "modules" / "restore_parity"
+    modules.mkdir(parents=True)
+    (modules / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(modules.parent))
+    folder = tmp_path / "killed"
+    folder.mkdir()
+
+    def start(code: str) -> Child:
+        head = "import os, pathlib, subprocess, sys, time\nfolder = pathlib.Path(sys.argv[1])\n"
+        (modules / "worker.py").write_text(head + textwrap.dedent(code))
+        return Child("worker", folder)
+
+    return start
+
+
+def ready(folder: Path):
+    return lambda: (folder / "ready").exists()
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(pid) for pid in (folder / "pids").read_text().split()]
+
+
+def test_the_kill_is_a_sigkill_and_says_so(child, tmp_path):
+    ended = child(READY).watch(ready(tmp_path / "killed"))
+    assert (ended.signal, ended.code) == (signal.SIGKILL, None) and abs(ended.time - time.time()) < 30
+
+
+@pytest.mark.parametrize("session", [False, True], ids=["in the group", "in a session of its own"])
+def test_a_grandchild_does_not_survive(child, tmp_path, session):
+    code = f"""
+    other = subprocess.Popen(["sleep", "600"], start_new_session={session})
+    (folder / "pids").write_text(f"{{os.getpid()}} {{other.pid}}")
+    {READY}
+    """
+    child(code).watch(ready(tmp_path / "killed"))
+    assert not [pid for pid in pids(tmp_path / "killed") if psutil.pid_exists(pid)]
+
+
+def test_an_orphan_of_the_session_does_not_survive(child, tmp_path):
+    code = f"""
+    script = "import os, sys, time; os.fork() and os._exit(0); open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    subprocess.run([sys.executable, "-c", script, str(folder / "pids")])
+    while not (folder / "pids").exists() or not (folder / "pids").read_text(): time.sleep(0.01)
+    {READY}
+    """
+    child(code).watch(ready(tmp_path / "killed"))
+    assert not [pid for pid in pids(tmp_path / "killed") if psutil.pid_exists(pid)]
+
+
+def test_shared_memory_the_group_had_mapped_is_removed_and_named(child, tmp_path):
+    name = f"restore-parity-test-{os.getpid()}"
+    code = f"""
+    import mmap
+    kept = open("/dev/shm/{name}", "w+b"); kept.truncate(4096); held = mmap.mmap(kept.fileno(), 4096)
+    {READY}
+    """
+    ended = child(code).watch(ready(tmp_path / "killed"))
+    assert ended.removed == [name] and not Path(f"/dev/shm/{name}").exists()
+
+
+def test_temp_files_of_the_group_are_removed(child, tmp_path):
+    code = f"""
+    import tempfile
+    tempfile.mkdtemp()
+    (folder / "temp").write_text(tempfile.mkdtemp())
+    {READY}
+    """
+    child(code).watch(ready(tmp_path / "killed"))
+    left = Path((tmp_path / "killed" / "temp").read_text())
+    assert not left.exists() and not (tmp_path / "killed" / "tmp").exists()
+
+
+def test_a_worker_that_dies_by_itself_is_incomplete_with_its_last_lines(child):
+    with pytest.raises(IncompleteError, match=r"(?s)killed: the worker ended with exit code 1.*ValueError: no memory"):
+        child("raise ValueError('no memory')").watch(lambda: False)
+
+
+def test_a_worker_killed_by_another_is_told_by_its_signal(child):
+    with pytest.raises(IncompleteError, match="was killed by signal 9"):
+        child("os.kill(os.getpid(), 9)").watch(lambda: False)
+
+
+def test_an_interrupted_supervisor_leaves_no_worker_behind(child, tmp_path):
+    def interrupt():
+        if (tmp_path / "killed" / "ready").exists():
+            raise KeyboardInterrupt
+
+    code = f"(folder / 'pids').write_text(str(os.getpid()))\n{READY}"
+    with pytest.raises(KeyboardInterrupt):
+        child(code).watch(interrupt)
+    assert not psutil.pid_exists(pids(tmp_path / "killed")[0])
+
+
+def test_a_worker_that_takes_too_long_is_killed_and_incomplete(child):
+    with pytest.raises(IncompleteError, match="timeout_s"):
+        child(READY).watch(lambda: False, timeout_s=0.5)
+
+
+def test_earlier_runs_are_kept_aside(tmp_path, capsys):
+    given = params(runs=str(tmp_path / "runs"))
+    (tmp_path / "runs" / "killed").mkdir(parents=True)
+    (tmp_path / "runs" / "killed" / "journal.jsonl").write_text("old")
+    prepare(given)
+    aside = next(path for path in tmp_path.iterdir() if path.name.startswith("runs."))
+    assert (aside / "killed" / "journal.jsonl").read_text() == "old" and str(aside) in capsys.readouterr().out
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_phase_is_not_run_over_its_saved_run(tmp_path):
+    (tmp_path / "killed").mkdir()
+    with pytest.raises(UsageError, match="exists"):
+        run_phase("killed", params(runs=str(tmp_path)))
+
+
+def test_saved_runs_of_these_parameters_are_taken(runs):
+    run_phase("killed", params(runs=str(runs), reuse=True, near_tie_margin=0.1))
+
+
+def test_saved_runs_of_other_parameters_are_refused_by_name(runs):
+    with pytest.raises(UsageError, match=r"other parameters \(seed: 0 there, 7 here\)"):
+        run_phase("killed", params(runs=str(runs), reuse=True, seed=7))
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"{}"], ids=["missing", "torn", "empty"])
+def test_a_missing_or_half_written_run_is_incomplete(runs, content):
+    (runs / "killed" / "run.json").unlink()
+    if content is not None:
+        (runs / "killed" / "run.json").write_bytes(content)
+    with pytest.raises(IncompleteError, match=r"run\.json"):
+        run_phase("killed", params(runs=str(runs), reuse=True))
+
+
+def test_a_run_that_never_ended_is_incomplete(runs):
+    file = runs / "killed" / "run.json"
+    info = supervisor.read_info(runs / "killed")
+    file.write_bytes(supervisor.msgspec.json.encode(supervisor.msgspec.structs.replace(info, exit=None)))
+    with pytest.raises(IncompleteError, match="half-written"):
+        run_phase("killed", params(runs=str(runs), reuse=True))
