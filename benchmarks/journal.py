@@ -50,9 +50,8 @@ def main(file: Path, rounds: int) -> None:
             speeds[kind].append(tokens_a_second(params, codec, engine, journal, todo, prompts, f"{turn}"))
             print(f"{kind:<8} journal: {speeds[kind][-1]:7.1f} tokens/s", flush=True)
     medians = {kind: statistics.median(values) for kind, values in speeds.items()}
-    print(
-        f"medians: {medians['with']:.1f} with, {medians['without']:.1f} without, ratio {medians['with'] / medians['without']:.4f}"
-    )
+    ratio = medians["with"] / medians["without"]
+    print(f"medians: {medians['with']:.1f} with, {medians['without']:.1f} without, ratio {ratio:.4f}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ import pandas
 from IPython.display import display
 from matplotlib import pyplot
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
+from pandas.io.formats.style import Styler
 
 from .checks import Judgement
 from .params import Params
@@ -22,9 +23,9 @@ KINDS = {
 STATUS_MARK = {"match": "o", "set_aside": "^", "broken": "X"}
 
 
-def cut_table(judgement: Judgement) -> pandas.DataFrame:
+def cut_table(judgement: Judgement) -> Styler:
     """One line a cut: what was captured, what was generated, how it compared."""
-    return pandas.DataFrame(
+    table = pandas.DataFrame(
         {
             "cut": cut.key,
             "status": cut.status,
@@ -37,6 +38,7 @@ def cut_table(judgement: Judgement) -> pandas.DataFrame:
         }
         for cut in judgement.cuts
     ).astype({"first difference": "Int64"} if judgement.cuts else {})
+    return table.style.hide(axis="index").format(na_rep="none", precision=4, escape="html")
 
 
 def show(figure: Figure, alt: str) -> None:
@@ -74,9 +76,8 @@ def plot_margins(judgement: Judgement, params: Params) -> None:
     shown = [cut for cut in parted if cut.margin_uninterrupted is not None]
     figure, axes = pyplot.subplots(figsize=(6, 4.2), layout="constrained")
     bound = params.near_tie_margin
-    axes.axhspan(0, bound, xmax=1, color="#0072B2", alpha=0.12, lw=0)
-    axes.axhline(bound, color="#0072B2", ls="--", label=f"near_tie_margin = {bound} nats")
-    axes.axvline(bound, color="#0072B2", ls="--")
+    corner = f"within near_tie_margin = {bound} nats in both"
+    axes.add_patch(Rectangle((0, 0), bound, bound, facecolor="#0072B222", edgecolor="#0072B2", ls="--", label=corner))
     for cut in shown:
         axes.plot(cut.margin_uninterrupted, cut.margin_restored, STATUS_MARK[cut.status], color="#D55E00", markersize=8)
         axes.annotate(cut.key, (cut.margin_uninterrupted, cut.margin_restored), xytext=(6, 4), textcoords="offset points")

@@ -45,7 +45,7 @@ def run_phase(phase: str, params: Params) -> None:
     """
     folder = params.folder / phase
     if params.reuse:
-        _check_saved(folder, params)
+        print(f"{phase}: saved run of {_check_saved(folder, params)}")
         return
     try:
         folder.mkdir()
@@ -87,7 +87,8 @@ def _write_info(folder: Path, info: RunInfo) -> None:
     fresh.rename(folder / "run.json")
 
 
-def _check_saved(folder: Path, params: Params) -> None:
+def _check_saved(folder: Path, params: Params) -> str:
+    """When a saved run was started. Raises UsageError where it is of other parameters, IncompleteError where half."""
     info = read_info(folder)
     if info.exit is None:
         raise IncompleteError(f"{folder}: half-written, its run never ended; run again without reuse")
@@ -95,6 +96,7 @@ def _check_saved(folder: Path, params: Params) -> None:
         mine = params.workload()
         other = [f"{k}: {info.params.get(k)!r} there, {v!r} here" for k, v in mine.items() if info.params.get(k) != v]
         raise UsageError(f"{folder} is a run of other parameters ({'; '.join(other)})", "run again without reuse")
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.start))
 
 
 def _plan(params: Params) -> str:
