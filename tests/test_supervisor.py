@@ -61,7 +61,8 @@ def test_a_grandchild_does_not_survive(child, tmp_path, session):
 
 def test_an_orphan_of_the_session_does_not_survive(child, tmp_path):
     code = f"""
-    script = "import os, sys, time; os.fork() and os._exit(0)\\nopen(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(99)"
+    fork = "import os, sys, time; os.fork() and os._exit(0); "
+    script = fork + "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(99)"
     subprocess.run([sys.executable, "-c", script, str(folder / "pids")])
     while not (folder / "pids").exists() or not (folder / "pids").read_text(): time.sleep(0.01)
     {READY}
