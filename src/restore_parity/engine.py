@@ -64,6 +64,7 @@ def engine_args(params: Params, longest_tokens: int) -> dict[str, Any]:
         "enable_prefix_caching": False,
         "logprobs_mode": "raw_logprobs",
         "disable_log_stats": True,
+        "load_format": "safetensors",
         "max_model_len": longest_tokens,
         "max_num_seqs": min(256, len(params.row_keys()) + params.companion),
     } | params.engine_args

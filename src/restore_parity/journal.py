@@ -90,11 +90,12 @@ class Journal:
 
     def poll(self) -> "Journal":
         """Raises JournalError."""
-        if not self.path.exists():
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self._read)
+                fresh = stream.read()
+        except FileNotFoundError:
             return self
-        with self.path.open("rb") as stream:
-            stream.seek(self._read)
-            fresh = stream.read()
         *lines, rest = (self._rest + fresh).split(b"\n")  # only b"\n": text may hold other line ends
         place = self._read - len(self._rest)
         self._read += len(fresh)

@@ -124,9 +124,8 @@ def _progress(bar: tqdm, journal: Journal, phase: str, params: Params) -> bool:
 
 
 def _trained(bar: tqdm, folder: Path) -> bool:
-    partial = folder / "training.jsonl.partial"
-    if partial.exists():
-        bar.update(partial.read_bytes().count(b"\n") - bar.n)
+    with suppress(FileNotFoundError):  # not begun, or just renamed: it may go between any two looks
+        bar.update((folder / "training.jsonl.partial").read_bytes().count(b"\n") - bar.n)
     return False
 
 

@@ -126,7 +126,7 @@ def main(folder: Path) -> None:
     if info.setup["device"] == "cpu":
         torch.set_num_threads(os.cpu_count())
     torch.manual_seed(params.seed)
-    model = AutoModelForCausalLM.from_pretrained(model_path(params.model), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(model_path(params.model), dtype=torch.float32, use_safetensors=True)
     model = model.to(info.setup["device"]).eval()  # eval: no dropout, which would make the two runs differ
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate)
     partial = folder / "training.jsonl.partial"
