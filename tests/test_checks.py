@@ -132,7 +132,6 @@ BROKEN = {
         record("restored", source_call_id="k:1/0/1#1"),
     ],
     "completed-once": [record("completed", times="drop"), record("completed", times="double")],
-    "tail-generated": [both(record("completed", tail_tokens=0), resize(lambda v: v[:-11]))],
     "already-terminal": [
         record("restored", "2/1/1#1", prefix_tokens=8),
         row("2/1/1", token_ids=at(-4, STOP)),

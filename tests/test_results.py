@@ -22,7 +22,7 @@ def broken(runs):
 
 def concluded(folder):
     judgement = judged(folder)
-    judgement.told.update(CHECKS)
+    judgement.told.update((*CHECKS, "mutations"))
     with pytest.raises((ParityError, IncompleteError)) as caught:
         results.conclude(judgement, params(runs=str(folder)), load_runs(folder))
     return caught, json.loads((folder / "results.json").read_text())

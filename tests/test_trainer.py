@@ -33,10 +33,19 @@ def test_advantages_compare_a_row_with_its_group_only(rows):
 def test_policy_logprobs_are_those_of_the_whole_softmax_at_trained_tokens(rows):
     model, batch = tiny(), collate(rows, [0.0] * 4, CPU)
     with torch.no_grad():
-        ours = policy_logprobs(model, batch)
+        ours, _ = policy_logprobs(model, batch)
         full = model(batch.token_ids).logits.log_softmax(-1)[:, :-1].gather(-1, batch.token_ids[:, 1:, None])[..., 0]
     expected = torch.nn.functional.pad(full, (1, 0)) * batch.token_loss_mask
     assert torch.allclose(ours, expected, atol=1e-5)
+
+
+def test_the_third_witness_is_the_trainers_own_view_of_the_engines_two_candidates(rows):
+    model, batch = tiny(), collate(rows, [0.0] * 4, CPU)
+    with torch.no_grad():
+        (own, *_), full = dumped(batch, *policy_logprobs(model, batch)), model(batch.token_ids).logits.log_softmax(-1)
+    at = own.segments()[1][0]
+    expected = [(token, pytest.approx(full[0, at - 1, token].item(), abs=1e-5)) for token, _ in rows[0].generation_top2[at]]
+    assert own.prev_top2[at] == expected and own.prev_top2[0] is None
 
 
 def test_a_step_is_one_optimiser_step_however_it_is_batched(rows):
@@ -59,28 +68,29 @@ def test_a_row_of_sample_loss_mask_0_is_not_trained_on(rows):
 def test_the_step_makes_rewarded_tokens_likelier(rows):
     model, batch = tiny(), collate(rows, group_advantages(rows), CPU)
     with torch.no_grad():
-        before = (policy_logprobs(model, batch) * batch.advantages).sum()
+        before = (policy_logprobs(model, batch)[0] * batch.advantages).sum()
     list(train_step(model, torch.optim.SGD(model.parameters(), lr=0.01), rows, 2))
     with torch.no_grad():
-        assert (policy_logprobs(model, batch) * batch.advantages).sum() > before
+        assert (policy_logprobs(model, batch)[0] * batch.advantages).sum() > before
 
 
 def test_the_dump_is_the_tensors_with_padding_cut_off(rows):
     batch = collate(rows, [0.5] * 4, CPU)
     batch.token_ids[0, 0] = 99  # what was trained on, not what was handed over
-    dump = dumped(batch, batch.token_loss_mask * -1)
+    dump = dumped(batch, batch.token_loss_mask * -1, batch.candidates * 0.0)
     assert dump[0].token_ids[0] == 99
     assert [len(row.token_ids) for row in dump] == [row.input_length for row in rows]
 
 
 def test_log_probabilities_survive_the_tensors_to_the_last_bit(rows):
-    dump = dumped(collate(rows, [0.0] * 4, CPU), torch.zeros(4, max(row.input_length for row in rows)))
+    batch = collate(rows, [0.0] * 4, CPU)
+    dump = dumped(batch, batch.token_loss_mask, batch.candidates * 0.0)
     assert [row.generation_logprobs for row in dump] == [row.generation_logprobs for row in rows]
 
 
 def test_keys_are_kept(rows):
     batch = collate(rows, [0.0] * 4, CPU)
-    dump = dumped(batch, batch.token_loss_mask)
+    dump = dumped(batch, batch.token_loss_mask, batch.candidates * 0.0)
     assert [Key(1, row.prompt_idx, row.generation_index) for row in dump] == [
         k for k in params().row_keys() if k.train_step == 1
     ]

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from .index import Run
 from .journal import Call
 from .params import Params
-from .records import Completed, CutResult, Key, Problem, Restored, RestoreRecord, Row, cut_name, ids_sha256
+from .records import Completed, CutResult, Key, MutationResult, Problem, Restored, RestoreRecord, Row, cut_name, ids_sha256
 
 CHECKS = (
     *("kill-happened", "cut-coverage", "same-setup", "reward-signal", "dump-complete", "row-membership"),
-    *("group-membership", "restored-once", "completed-once", "tail-generated", "already-terminal", "call-position"),
+    *("group-membership", "restored-once", "completed-once", "already-terminal", "call-position"),
     *("prefix-hash", "prefix-captured", "prefix-logprobs", "token-budget", "before-cut-call", "near-tie"),
     *("set-aside-share", "row-exact", "tail-logprobs", "policy-logprobs"),
 )
@@ -49,7 +49,9 @@ class Judgement(Struct):
     not_run: dict[str, str] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)  # checks whose cell has said what it found
     cuts: list[CutResult] = field(default_factory=list)
+    mutations: list[MutationResult] = field(default_factory=list)
     counts: Counter = field(default_factory=Counter)
+    noise: Counter = field(default_factory=Counter)  # of gaps: floor(log2(nats)), None where bit-identical
     largest: dict[str, float] = field(default_factory=dict)  # the largest difference a check saw, in nats
 
     def expect(self, check: str, holds: bool, where: str, expected: object, got: object, key: object = "") -> bool:
@@ -169,7 +171,7 @@ def check_setup(found: Judgement, uninterrupted: Run, restored: Run, killed: Run
 def check_dumps(found: Judgement, uninterrupted: Run, restored: Run) -> None:
     """Both dumps are whole and hold the same rows in the same groups, with a reward to train on."""
     dumps = (uninterrupted, restored)
-    planned = {key for run in dumps if run.info for key in Params.model_validate(run.info.params).row_keys()}
+    planned = uninterrupted.planned | restored.planned
     known = uninterrupted.rows.keys() | restored.rows.keys()
     for run in dumps:
         found.problems += run.problems
@@ -236,7 +238,9 @@ def check_cut(
         digest = ids_sha256(ids)
         expect("prefix-hash", digest == start.prefix_ids_sha256, where, start.prefix_ids_sha256, digest)
     if (captured := cut.captured) is not None:
-        for check, there, here in (("captured", captured.ids, ids), ("logprobs", captured.logprobs, logprobs)):
+        both = min(len(captured.ids), p)  # that the lengths agree is prefix-captured's to say
+        pairs = ("captured", captured.ids, ids), ("logprobs", captured.logprobs[:both], logprobs[:both])
+        for check, there, here in pairs:
             at = first_difference(there, here)
             expect(f"prefix-{check}", at is None, f"{where}: prefix token {at}", window(there, at), window(here, at))
     if limit is not None:
@@ -244,10 +248,7 @@ def check_cut(
         expect("token-budget", most <= limit, where, f"{limit} tokens at most", f"{most} asked for")
     stopped, past = bool(ids) and ids[-1] in stop_ids, stop_ids.intersection(row.token_ids[first : stop - 1])
     expect("already-terminal", not past, where, "nothing behind a stop token", f"{past} inside")
-    if isinstance(end, Completed):
-        spent = p == limit or stopped
-        expect("tail-generated", tail > 0 or spent, log, "a tail, as budget was left", "no tail")
-    else:
+    if not isinstance(end, Completed):
         ok = (p == limit or stopped or limit is None) and stop - first == p
         got = f"prefix {p} of {limit}, stop token: {stopped}, call of {stop - first}"
         expect("already-terminal", ok, where, "limit used up or stop token captured, no tail", got)
@@ -276,7 +277,18 @@ def check_divergence(expect, result: CutResult, baseline: Row, row: Row, params:
         tokens=(baseline.token_ids[at], row.token_ids[at]) if both else None,
         margin_uninterrupted=margins[0] if margins else None,
         margin_restored=margins[1] if margins else None,
+        margin_trainer=trainer_margin(baseline, row, at) if both else None,
     )
+
+
+def trainer_margin(baseline: Row, row: Row, at: int) -> float | None:
+    """The third witness: how much likelier the baseline's token is in the trainer's float32 pass, in nats; under 0: less.
+
+    The context up to `at` is the same in both rows, and so is the trainer's view of the two candidates.
+    """
+    seen = dict((baseline.prev_top2 and baseline.prev_top2[at]) or ())
+    there, here = seen.get(baseline.token_ids[at]), seen.get(row.token_ids[at])
+    return None if there is None or here is None else there - here
 
 
 def tie_margins(baseline: Row, row: Row, at: int, bound: float) -> tuple[float, float] | None:
@@ -319,7 +331,8 @@ def check_logprobs(found: Judgement, key: Key, baseline: Row, row: Row, results:
     """Log-probabilities of equal generated tokens outside the prefixes, which prefix-logprobs holds to the journal's."""
     end = next((r.first_difference for r in results if r.first_difference is not None), row.input_length)
     inside = [(r.segment[0], r.segment[0] + r.prefix_tokens) for r in results if r.segment]
-    _largest(found, "tail-logprobs", key, "generation_logprobs", baseline, row, end, inside, params.max_logprob_diff)
+    gaps = _largest(found, "tail-logprobs", key, "generation_logprobs", baseline, row, end, inside, params.max_logprob_diff)
+    found.noise.update(math.floor(math.log2(gap)) if gap else None for gap in gaps)
 
 
 def check_policy(found: Judgement, key: Key, baseline: Row, row: Row, params: Params) -> None:
@@ -327,20 +340,24 @@ def check_policy(found: Judgement, key: Key, baseline: Row, row: Row, params: Pa
     _largest(found, "policy-logprobs", key, "prev_logprobs", baseline, row, end, [], params.max_policy_diff)
 
 
-def _largest(found, check, key, column, baseline, row, end, without, bound) -> None:
-    """The largest difference of a column at generated tokens before `end`, outside the half-open spans `without`."""
+def _largest(found, check, key, column, baseline, row, end, without, bound) -> list[float]:
+    """Hold the largest difference of a column to `bound`; returns all differences.
+
+    Compared are generated tokens before `end`, outside the half-open spans `without`.
+    """
     there, here = getattr(baseline, column), getattr(row, column)
     places = [
         at
         for at in range(min(end, baseline.input_length, row.input_length))
         if row.token_loss_mask[at] and not any(first <= at < stop for first, stop in without)
     ]
-    worst = max(places, key=lambda at: abs(there[at] - here[at]), default=None)
-    if worst is not None:
-        gap = abs(there[worst] - here[worst])
+    gaps = [abs(there[at] - here[at]) for at in places]
+    if gaps:
+        gap, worst = max(gaps), places[gaps.index(max(gaps))]
         expected, got = f"{there[worst]} within {bound} nats", f"{here[worst]}, {gap:.4g} away"
         found.expect(check, gap <= bound, f"{column}[{worst}]", expected, got, key)
         found.largest[check] = max(found.largest.get(check, 0.0), gap)
+    return gaps
 
 
 def check_share(found: Judgement, params: Params) -> None:

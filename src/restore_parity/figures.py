@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from pandas.io.formats.style import Styler
 
-from .checks import Judgement
+from .checks import CHECKS, Judgement
 from .params import Params
 from .records import CutResult
 
@@ -20,6 +20,7 @@ KINDS = {
     "tail": ("#E69F00", "\\\\"),
     "later call": ("#CC79A7", "//"),
 }
+BF16_STEP = 0.125  # nats: the spacing of bfloat16 logits between 16 and 32, where these models' likeliest ones lie
 STATUS_MARK = {"match": "o", "set_aside": "^", "broken": "X"}
 
 
@@ -35,6 +36,7 @@ def cut_table(judgement: Judgement) -> Styler:
             "first difference": cut.first_difference,
             "margin uninterrupted, nats": cut.margin_uninterrupted,
             "margin restored, nats": cut.margin_restored,
+            "margin trainer, nats": cut.margin_trainer,
         }
         for cut in judgement.cuts
     ).astype({"first difference": "Int64"} if judgement.cuts else {})
@@ -71,29 +73,81 @@ def plot_boundaries(judgement: Judgement) -> None:
 
 
 def plot_margins(judgement: Judgement, params: Params) -> None:
-    """Near-tie margins of the rows that part from the baseline, in both runs, against the declared bound."""
-    parted = [cut for cut in judgement.cuts if cut.first_difference is not None]
-    shown = [cut for cut in parted if cut.margin_uninterrupted is not None]
-    figure, axes = pyplot.subplots(figsize=(6, 4.2), layout="constrained")
+    """Near-tie margins in both runs against the declared bound, and beside them the noise of equal tokens."""
+    shown = [cut for cut in judgement.cuts if cut.margin_uninterrupted is not None]
+    figure, (axes, floor) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     bound = params.near_tie_margin
     corner = f"within near_tie_margin = {bound} nats in both"
     axes.add_patch(Rectangle((0, 0), bound, bound, facecolor="#0072B222", edgecolor="#0072B2", ls="--", label=corner))
     for cut in shown:
-        axes.plot(cut.margin_uninterrupted, cut.margin_restored, STATUS_MARK[cut.status], color="#D55E00", markersize=8)
-        axes.annotate(cut.key, (cut.margin_uninterrupted, cut.margin_restored), xytext=(6, 4), textcoords="offset points")
-    most = max([bound, *(margin for cut in shown for margin in (cut.margin_uninterrupted, cut.margin_restored))])
-    axes.set_xlim(-0.05 * (most or 1), 1.2 * (most or 1))
-    axes.set_ylim(-0.05 * (most or 1), 1.2 * (most or 1))
-    axes.set_xlabel("margin in the uninterrupted run, nats")
-    axes.set_ylabel("margin in the restored run, nats")
-    if not parted:
-        axes.text(0.5, 0.5, "no row parts from the baseline", transform=axes.transAxes, ha="center")
+        place = (cut.margin_uninterrupted, cut.margin_restored)
+        axes.plot(*place, STATUS_MARK[cut.status], color="#D55E00", markersize=8)
+        axes.annotate(cut.key, place, xytext=(6, 4), textcoords="offset points")
+    most = max([bound, *(margin for cut in shown for margin in (cut.margin_uninterrupted, cut.margin_restored))]) or 1
+    axes.set(xlim=(-0.05 * most, 1.2 * most), ylim=(-0.05 * most, 1.2 * most))
+    axes.set(xlabel="margin in the uninterrupted run, nats", ylabel="margin in the restored run, nats")
+    if params.dtype == "bfloat16":  # the candidates' logits lie on this grid where they are between 16 and 32
+        axes.set_xticks([BF16_STEP * step for step in range(int(1.2 * most / BF16_STEP) + 1)])
+        axes.set_yticks([BF16_STEP * step for step in range(int(1.2 * most / BF16_STEP) + 1)])
+        axes.grid(color="#DDDDDD")
+    if not shown:
+        axes.text(0.5, 0.4, "no row parts from the baseline", transform=axes.transAxes, ha="center")
     axes.legend(loc="upper right", frameon=False)
-    told = "; ".join(f"{c.key}: {c.margin_uninterrupted:.4g} and {c.margin_restored:.4g}" for c in shown[:20])
+    equal = judgement.noise[None]
+    moved = sorted(step for step in judgement.noise if step is not None)
+    names = ["0", *(f"$2^{{{step}}}$" for step in moved)]
+    floor.bar(names, [equal, *(judgement.noise[step] for step in moved)], color="#56B4E9", edgecolor="black")
+    floor.set(
+        xlabel="difference of log-probabilities, nats (each bar: from its power of two up)", ylabel="equal generated tokens"
+    )
+    steps = [f"{cut.key}: {_margins(cut, params)}" for cut in shown[:20]]
+    told = "; ".join(steps) or "no row parts from the baseline"
+    largest = judgement.largest.get("tail-logprobs", 0.0)
+    alt = f"Near-tie margins, bound {bound} nats: {told}. Equal tokens: {equal} bit-identical, largest move {largest:.4g}."
+    show(figure, alt)
+
+
+def _margins(cut: CutResult, params: Params) -> str:
+    told = f"{cut.margin_uninterrupted:.4g} and {cut.margin_restored:.4g} nats"
+    if params.dtype == "bfloat16":
+        told += f", {cut.margin_uninterrupted / BF16_STEP:.3g} and {cut.margin_restored / BF16_STEP:.3g} bfloat16 steps"
+    return told
+
+
+def plot_mutations(judgement: Judgement) -> None:
+    """Which check reported which mutation: full where it must, hollow where it followed."""
+    shown = [result for result in judgement.mutations if result.caught_by is not None]
+    figure, axes = pyplot.subplots(figsize=(10, 2.2 + 0.17 * len(shown)), layout="constrained")
+    for height, result in enumerate(shown):
+        axes.axhline(height, color="#EEEEEE", lw=0.6, zorder=0)
+        for check in {*result.caught_by, result.check}:
+            must, did = check == result.check, check in result.caught_by
+            style = {"marker": "s" if did else "X", "color": "#0072B2" if did else "#D55E00"}
+            axes.plot(CHECKS.index(check), height, **style, fillstyle="full" if must else "none", ls="", markersize=5)
+    axes.set_yticks(range(len(shown)), [result.id for result in shown], fontsize=7)
+    axes.set_xticks(range(len(CHECKS)), CHECKS, rotation=90, fontsize=8)
+    axes.xaxis.tick_top()
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_xlabel("check (full: must report the mutation; hollow: reported it too; cross: did not)")
+    axes.set_ylabel("mutation of these rows")
+    caught = sum(result.check in result.caught_by for result in shown)
     show(
         figure,
-        f"Near-tie margins of {len(shown)} cuts in nats, bound {bound}. {told or 'No row parts from the baseline.'}",
+        f"Mutations by checks: {caught} of {len(shown)} mutations reported by the check that must; the table lists them.",
     )
+
+
+def mutation_table(judgement: Judgement) -> Styler:
+    """The same as a table, with the mutations these rows hold no place for."""
+    table = pandas.DataFrame(
+        {
+            "mutation": result.id,
+            "must be reported by": result.check,
+            "reported by": "no place in these rows" if result.caught_by is None else ", ".join(result.caught_by) or "none",
+        }
+        for result in judgement.mutations
+    )
+    return table.style.hide(axis="index").format(escape="html")
 
 
 def _boundaries(cuts: list[CutResult]) -> str:

@@ -1,6 +1,7 @@
 """A run's dump as one row index: built once in one streaming pass, rows read again from their places in the file."""
 
 import json
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -9,6 +10,7 @@ import msgspec
 
 from .errors import IncompleteError
 from .journal import Journal, JournalError
+from .params import validate
 from .records import Key, Problem, RestoreRecord, Row, RunInfo
 
 LISTS = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs")
@@ -53,6 +55,9 @@ class Run:
     def __init__(self, name: str, dump: Path | None, info: RunInfo | None = None):
         self.name, self.dump, self.info = name, dump, info
         self.kept: list[Row] = []  # the rows themselves, only where there is no dump to read them from
+        self.planned = (
+            set(validate(info.params, f"{name}/run.json").row_keys()) if info else set()
+        )  # rows that must be there
         self.rows: dict[Key, list[RowRef]] = {}
         self.problems: list[Problem] = []
         self.lines = 0
@@ -209,18 +214,21 @@ def row_faults(row: Row) -> list[tuple[str, str, str]]:
         if len(values) != row.input_length
     ]
     for name in LISTS[2:]:
-        # x - x is 0.0 but for NaN and the infinities
-        wrong = next((place for place, value in enumerate(lists[name]) if value - value != 0), None)
+        wrong = next((place for place, value in enumerate(lists[name]) if not _finite(value)), None)
         if wrong is not None:
             faults.append((f"{name}[{wrong}]", "a finite number", str(lists[name][wrong])))
     for name in ("reward", "sample_loss_mask"):
-        if (value := getattr(row, name)) - value != 0:
+        if not _finite(value := getattr(row, name)):
             faults.append((name, "a finite number", str(value)))
     if not set(row.token_loss_mask) <= {0, 1}:
         faults.append(("token_loss_mask", "0 or 1 at every token", str(sorted(set(row.token_loss_mask)))))
     if not any(row.token_loss_mask):
         faults.append(("token_loss_mask", "at least one trained token", "none"))
     return faults
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def _damaged(run: Run, key: str, where: str, expected: str, got: str) -> None:

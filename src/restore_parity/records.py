@@ -131,6 +131,7 @@ class Row(Struct, frozen=True):
     prev_logprobs: list[float]
     sample_id: str | None = None
     generation_top2: list[TopTwo | None] | None = None
+    prev_top2: list[TopTwo | None] | None = None  # the same two tokens' log-probabilities in the trainer's forward pass
 
     def segments(self) -> list[tuple[int, int]]:
         """The trained segments as half-open (start, stop) places, one a call, in order."""
@@ -200,6 +201,14 @@ class Problem(Struct, frozen=True):
         return "\n".join([head, *(f"  {name:<8}  {text}" for name, text in parts)])
 
 
+class MutationResult(Struct, frozen=True):
+    """Whether a deliberately broken copy of the rows was reported. `caught_by`: None where they hold no place for it."""
+
+    id: str
+    check: str  # must be among caught_by
+    caught_by: list[str] | None
+
+
 class CutResult(Struct, frozen=True):
     """What the cut check found of one cut; places count tokens from the row's start."""
 
@@ -213,4 +222,5 @@ class CutResult(Struct, frozen=True):
     tokens: tuple[int, int] | None = None  # at the first difference: uninterrupted, restored
     margin_uninterrupted: float | None = None
     margin_restored: float | None = None
+    margin_trainer: float | None = None  # signed: over 0 where the trainer prefers the baseline's token
     spans: list[tuple[str, int, int]] = []  # the restored row: (prompt | earlier call | tool result | …, start, stop)

@@ -47,6 +47,9 @@ def verdict_line(judgement: Judgement) -> str:
         f"{judgement.verdict}: {counts['rows']} rows ({counts['tokens']} tokens, {counts['generated_tokens']} generated), "
         f"{len(cuts)} cuts, {aside} set aside, {len(CHECKS) - len(judgement.not_run)} checks run"
     )
+    if judgement.mutations:
+        tried = [result for result in judgement.mutations if result.caught_by is not None]
+        told += f", {sum(r.check in r.caught_by for r in tried)} of {len(tried)} mutations caught"
     if judgement.not_run:
         told += f", {len(judgement.not_run)} not run"
     return told + (f", {len(judgement.problems)} problems" if judgement.problems else "")
@@ -69,7 +72,7 @@ def results(judgement: Judgement, provenance: dict[str, Any]) -> dict[str, Any]:
         "problems": judgement.problems,
         "checks": checks,
         "cuts": judgement.cuts,
-        "mutations": [],
+        "mutations": judgement.mutations,
         "counts": counts,
         "provenance": provenance,
     }
@@ -108,7 +111,7 @@ def conclude(judgement: Judgement, params: Params, runs: Iterable[Run]) -> None:
 
     A check that no cell has told of (one was cut short, or taken out) leaves nothing to conclude: no results are written.
     """
-    if silent := [check for check in CHECKS if check not in judgement.told]:
+    if silent := [check for check in (*CHECKS, "mutations") if check not in judgement.told]:
         raise IncompleteError(f"no cell has told of {', '.join(silent)}")
     write_json(params.folder / "results.json", results(judgement, provenance(params, runs)))
     if judgement.verdict == "PASS":
@@ -149,6 +152,12 @@ def write_junit(file: Path, told: dict[str, Any]) -> None:
         mine = [problem for problem in problems if problem.key == cut["key"]]
         cuts.add_testcase(_case("cut", cut["key"], mine, None))
     suites.add_testsuite(cuts)
+    broken = TestSuite("mutations")
+    for result in msgspec.to_builtins(told["mutations"]):
+        mine = [problem for problem in problems if problem.where == f"mutation {result['id']}"]
+        skipped = None if result["caught_by"] is not None else "these rows hold no place for it"
+        broken.add_testcase(_case("mutation", result["id"], mine, skipped))
+    suites.add_testsuite(broken)
     suites.write(str(file), pretty=True)
 
 

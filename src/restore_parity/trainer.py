@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from .models import model_path
 from .params import Params
-from .records import Row, RunInfo
+from .records import Row, RunInfo, TopTwo
 from .supervisor import end_with_parent
 
 
@@ -30,6 +30,7 @@ class Batch(msgspec.Struct):
     token_loss_mask: torch.Tensor
     advantages: torch.Tensor
     generation_logprobs: torch.Tensor
+    candidates: torch.Tensor  # (B, T, 2), the engine's two likeliest tokens
     sample_loss_mask: torch.Tensor  # (B,)
 
 
@@ -71,39 +72,49 @@ def collate(rows: list[Row], advantages: list[float], device: torch.device) -> B
         advantages=mask * torch.tensor(advantages, device=device)[:, None],
         # float64 holds every log-probability as the journal has it; the loss does not read them
         generation_logprobs=padded([row.generation_logprobs for row in rows], torch.float64),
+        candidates=torch.stack([padded([_candidates(row, i) for row in rows], torch.int64) for i in (0, 1)], dim=-1),
         sample_loss_mask=torch.tensor([row.sample_loss_mask for row in rows], device=device),
     )
 
 
-def policy_logprobs(model, batch: Batch) -> torch.Tensor:
-    """The model's own log-probabilities of the trained tokens, (B, T), 0.0 elsewhere; the head runs only there."""
+def _candidates(row: Row, place: int) -> list[int]:
+    return [top2[place][0] if top2 else 0 for top2 in row.generation_top2 or [None] * row.input_length]
+
+
+def policy_logprobs(model, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The model's own log-probabilities of the trained tokens, (B, T), and of the engine's two candidates, (B, T, 2).
+
+    0.0 elsewhere; the head runs only at trained tokens.
+    """
     hidden = model.model(batch.token_ids, use_cache=False).last_hidden_state
     trained = batch.token_loss_mask[:, 1:].bool()
-    logits = model.lm_head(hidden[:, :-1][trained]).float()
-    chosen = logits.log_softmax(-1).gather(-1, batch.token_ids[:, 1:][trained][:, None])[:, 0]
-    return torch.zeros_like(batch.token_loss_mask).masked_scatter(torch.nn.functional.pad(trained, (1, 0)), chosen)
+    logprobs = model.lm_head(hidden[:, :-1][trained]).float().log_softmax(-1)
+    wanted = torch.cat([batch.token_ids[:, 1:, None], batch.candidates[:, 1:]], dim=-1)[trained]
+    places = torch.nn.functional.pad(trained, (1, 0))[..., None].expand(-1, -1, 3)
+    told = torch.zeros(places.shape, device=places.device).masked_scatter(places, logprobs.gather(-1, wanted))
+    return told[..., 0], told[..., 1:].detach()
 
 
 def train_step(model, optimizer, rows: list[Row], micro_batch_rows: int, clip: float = 0.2):
-    """One optimiser step over the rows, micro-batch by micro-batch; yields each batch with its policy log-probs."""
+    """One optimiser step over the rows, micro-batch by micro-batch; yields each batch with the policy's log-probs."""
     device = next(model.parameters()).device
     advantages = group_advantages(rows)
     trained_tokens = sum(sum(row.token_loss_mask) * row.sample_loss_mask for row in rows)
     for place in range(0, len(rows), micro_batch_rows):
         span = slice(place, place + micro_batch_rows)
         batch = collate(rows[span], advantages[span], device)
-        logprobs = policy_logprobs(model, batch)
+        logprobs, prev_top2 = policy_logprobs(model, batch)
         prev_logprobs = logprobs.detach()
         ratio = (logprobs - prev_logprobs).exp()
         gain = torch.minimum(ratio * batch.advantages, ratio.clamp(1 - clip, 1 + clip) * batch.advantages)
         weight = batch.token_loss_mask * batch.sample_loss_mask[:, None]
         (-(gain * weight).sum() / max(trained_tokens, 1)).backward()
-        yield batch, prev_logprobs
+        yield batch, prev_logprobs, prev_top2
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
-def dumped(batch: Batch, prev_logprobs: torch.Tensor) -> list[Row]:
+def dumped(batch: Batch, prev_logprobs: torch.Tensor, prev_top2: torch.Tensor) -> list[Row]:
     """The rows as the tensors hold them, padding cut off."""
     return [
         msgspec.structs.replace(
@@ -115,9 +126,18 @@ def dumped(batch: Batch, prev_logprobs: torch.Tensor) -> list[Row]:
             advantages=batch.advantages[i, :length].tolist(),
             generation_logprobs=batch.generation_logprobs[i, :length].tolist(),
             prev_logprobs=prev_logprobs[i, :length].tolist(),
+            prev_top2=_top2(row, prev_top2[i, :length].tolist()),
         )
         for i, (row, length) in enumerate(zip(batch.rows, batch.lengths, strict=True))
     ]
+
+
+def _top2(row: Row, logprobs: list[list[float]]) -> list[TopTwo | None] | None:
+    """The trainer's log-probabilities beside the ids of the engine's two candidates."""
+    if row.generation_top2 is None:
+        return None
+    pairs = zip(row.generation_top2, logprobs, strict=True)
+    return [top2 and [(top2[0][0], own[0]), (top2[1][0], own[1])] for top2, own in pairs]
 
 
 def main(folder: Path) -> None:

@@ -16,7 +16,7 @@ MARK = "\u241fanswer\u241f"  # stands for the assistant's answer while the templ
 
 
 class Task(Struct, frozen=True):
-    """One row's task. Its event is its sentinel: siblings ask for different ones."""
+    """One row's task. Its event is its sentinel: siblings ask for different ones, in both calls."""
 
     key: Key
     title: str
@@ -31,7 +31,7 @@ class Task(Struct, frozen=True):
                 {"role": "user", "content": f'Book "{title}" on {date}, then count from 1 to {n}.'},
                 {"role": "assistant", "content": _call(title, date)},
                 {"role": "tool", "content": json.dumps(run_tool(_call(title, date), booked=0))},
-                {"role": "assistant", "content": _integers(n)},
+                {"role": "assistant", "content": _closing(title, n)},
             ]
         return [*told, {"role": "user", "content": self.request}]
 
@@ -45,7 +45,7 @@ def tasks(params: Params) -> list[Task]:
         n = params.list_lengths[key.prompt_idx]
         request = f'Book "{title}" on {date}, then {params.closing.format(n=n)}.'
         # Slot 0 is paid for one integer more than its prompt asks, so that rewards cannot all be the same.
-        made.append(Task(key, title, date, request, _integers(n + (key.prompt_idx == 0))))
+        made.append(Task(key, title, date, request, _closing(title, n + (key.prompt_idx == 0))))
     return made
 
 
@@ -74,8 +74,9 @@ def _call(title: str, date: str) -> str:
     return json.dumps({"name": "calendar_create_event", "arguments": {"title": title, "date": date}})
 
 
-def _integers(n: int) -> str:
-    return " ".join(map(str, range(1, n + 1)))
+def _closing(title: str, n: int) -> str:
+    """The event named again, so that siblings' closing calls differ from their first token on, then the integers."""
+    return f"{title}: {' '.join(map(str, range(1, n + 1)))}"
 
 
 class Codec:
