@@ -56,7 +56,7 @@ class ScriptedEngine:
         return outputs
 
     def busy(self) -> bool:
-        return bool(self._running)
+        return bool(self._running) or self._steps_left is not None  # held calls wait for the kill
 
 
 class KilledError(Exception):
