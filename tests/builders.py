@@ -10,7 +10,7 @@ import msgspec
 
 from restore_parity.checks import Judgement, judge
 from restore_parity.engine import Output
-from restore_parity.index import load_runs
+from restore_parity.index import load_run, load_runs
 from restore_parity.journal import Journal, JsonlWriter
 from restore_parity.params import Params
 from restore_parity.records import Exit, Key, OpenCall, Row, RunInfo
@@ -125,6 +125,7 @@ def generate(
         start=time.time(),
         ready=time.time(),
         exit=ended,
+        trained=None if phase == "killed" else 4.0,
     )
     (folder / "run.json").write_bytes(msgspec.json.encode(info))
     return engine
@@ -178,3 +179,21 @@ def judged(folder: Path, **thresholds) -> Judgement:
 
 def failed(judgement: Judgement) -> set[str]:
     return {problem.check for problem in judgement.problems}
+
+
+def at(place, value):
+    """A list with one place, counted from its end, replaced."""
+    return lambda values: [*values[: len(values) + place], value, *values[len(values) + place + 1 :]]
+
+
+def at_place(place, **columns):
+    """A change of one place of some columns of a row."""
+    return lambda row: row.update({name: at(place, value)(row[name]) for name, value in columns.items()})
+
+
+def tie(runs, margin, place=-4) -> None:
+    """Make the restored row 1/0/0 part from the baseline at a tie, shown by both runs' top-2, inside its restored call."""
+    ours = load_run(runs / "uninterrupted").only(Key(1, 0, 0)).token_ids[place]
+    for run, (token, other) in {"uninterrupted": (ours, 99), "restored": (99, ours)}.items():
+        pair = [[token, -0.6], [other, -0.6 - margin]]
+        change_row(runs, "1/0/0", at_place(place, token_ids=token, generation_top2=pair, generation_logprobs=-0.6), run)

@@ -1,4 +1,4 @@
-"""A second comparer, as naive as can be: no index, no shared code, every question asked by looking through everything again.
+"""A second comparer, as naive as can be: no index, no shared code, every question answered by looking through all again.
 
 It reads rows, calls and records as plain dictionaries and answers two things: the verdict, and which rows a problem names.
 """
@@ -69,13 +69,16 @@ def oracle(world: dict, limits: dict) -> tuple[str, set[str]]:
         prefix = row["token_ids"][first : first + size]
         claim = (begun["group_id"], begun["generation_index"], begun["call_index"])
         true = (row["group_id"], int(key.split("/")[2]), call["call_index"])
-        bad |= any(a is not None and a != b for a, b in zip(claim, true, strict=True)) or size + tail != stop - first
+        bad |= claim != true or size + tail != stop - first or call["group_id"] != row["group_id"]
+        claim = (over["call_id"], over["prefix_tokens"], over["group_id"], over["generation_index"])
+        true = (begun["call_id"], size, *true[:2])
+        bad |= any(a is not None and a != b for a, b in zip(claim, true, strict=True))
         digest = hashlib.sha256(",".join(str(i) for i in prefix).encode()).hexdigest()
-        bad |= begun["prefix_ids_sha256"] is not None and begun["prefix_ids_sha256"] != digest
-        bad |= prefix != call["ids"]
+        bad |= begun["prefix_ids_sha256"] != digest
+        bad |= row["token_ids"][: first + size] != call["prompt_ids"] + call["ids"]
         for a, b in zip(call["logprobs"], row["generation_logprobs"][first : first + size], strict=False):
             bad |= a != b
-        bad |= size + max(tail, begun["max_tokens"] or 0) > call["max_tokens"]
+        bad |= begun["max_tokens"] != call["max_tokens"] - size or size + tail > call["max_tokens"]
         bad |= any(token in world["stop_ids"] for token in row["token_ids"][first : stop - 1])
         if over["event"] == "already_terminal":
             stopped = bool(prefix) and prefix[-1] in world["stop_ids"]
@@ -89,7 +92,8 @@ def oracle(world: dict, limits: dict) -> tuple[str, set[str]]:
                 at += 1
             parted[key] = at
             excused = at >= first and near(there, row, at, limits["near_tie_margin"])
-            bad |= not excused
+            bad |= not excused or row["sample_loss_mask"] != there["sample_loss_mask"]
+            bad |= row["token_loss_mask"][:at] != there["token_loss_mask"][:at]
             if not bad:
                 aside.append(key)
                 steps_aside.append(int(key.split("/")[0]))
@@ -102,17 +106,19 @@ def oracle(world: dict, limits: dict) -> tuple[str, set[str]]:
         row, there = only(restored, key), only(baseline, key)
         if row is None or there is None:
             continue
+        if (row["generation_top2"] is None) != (there["generation_top2"] is None):
+            named.add(key)
         if key not in parted:
             for name in ("input_length", "token_ids", "token_loss_mask", "sample_loss_mask", "reward"):
                 if row[name] != there[name]:
                     named.add(key)
         for at in range(min(len(row["token_ids"]), len(there["token_ids"]), parted.get(key, 10**9))):
             first, stop = prefixes.get(key, (0, 0))
-            if row["token_loss_mask"][at] and not first <= at < stop:
-                if abs(row["generation_logprobs"][at] - there["generation_logprobs"][at]) > limits["max_logprob_diff"]:
-                    named.add(key)
-        if key not in parted and int(key.split("/")[0]) <= min(steps_aside, default=10**9):
-            for at in range(min(len(row["token_ids"]), len(there["token_ids"]))):
+            gap = abs(row["generation_logprobs"][at] - there["generation_logprobs"][at])
+            if row["token_loss_mask"][at] and not first <= at < stop and gap > limits["max_logprob_diff"]:
+                named.add(key)
+        if int(key.split("/")[0]) <= min(steps_aside, default=10**9):
+            for at in range(min(len(row["token_ids"]), len(there["token_ids"]), parted.get(key, 10**9))):
                 gap = abs(row["prev_logprobs"][at] - there["prev_logprobs"][at])
                 if row["token_loss_mask"][at] and gap > limits["max_policy_diff"]:
                     named.add(key)
@@ -147,4 +153,11 @@ def near(there: dict, row: dict, at: int, margin: float) -> bool:
             return False
         if told[own] != run["generation_logprobs"][at] or not 0 <= told[own] - told[other] <= margin:
             return False
+        for later in range(at, len(run["token_ids"])):  # a greedy run takes its likeliest token every time
+            if run["token_loss_mask"][later]:
+                told = {token: logprob for token, logprob in run["generation_top2"][later] or []}
+                if told.get(run["token_ids"][later]) != run["generation_logprobs"][later]:
+                    return False
+                if max(told.values()) > run["generation_logprobs"][later]:
+                    return False
     return True

@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from builders import STOP, change_records, change_row, failed, judged, params
+from builders import STOP, at, change_records, change_row, failed, judged, params, tie
 
 from restore_parity.checks import ASSUMPTIONS, CHECKS, first_difference, judge, tie_margins, window
 from restore_parity.index import load_run, load_runs
@@ -35,10 +35,6 @@ def row(key=ROW, run="restored", **columns):
             entry[name] = value(entry[name]) if callable(value) else value
 
     return lambda runs: change_row(runs, key, change, run)
-
-
-def at(place, value):
-    return lambda values: [*values[: len(values) + place], value, *values[len(values) + place + 1 :]]
 
 
 def resize(edit):
@@ -171,14 +167,6 @@ CASES = [(check, nth) for check, changes in BROKEN.items() for nth in range(len(
 THRESHOLDS = {"cut-coverage": {"min_cut_groups": 5}, "set-aside-share": {"near_tie_margin": 0.3}}
 
 
-def tie(runs, margin, place=-4) -> None:
-    """Make the restored row part from the baseline at a tie, shown by both runs' top-2, inside its restored call."""
-    ours = load_run(runs / "uninterrupted").only(Key(1, 0, 0)).token_ids[place]
-    for run, (token, other) in {"uninterrupted": (ours, 99), "restored": (99, ours)}.items():
-        pair = [[token, -0.6], [other, -0.6 - margin]]
-        row(run=run, token_ids=at(place, token), generation_top2=at(place, pair), generation_logprobs=at(place, -0.6))(runs)
-
-
 def test_a_healthy_restore_passes_every_check(pristine):
     judgement = judged(pristine)
     assert judgement.verdict == "PASS" and not judgement.problems and not judgement.not_run
@@ -273,7 +261,7 @@ def test_without_the_killed_run_four_checks_say_why_they_did_not_run(pristine):
     uninterrupted, _, restored = load_runs(pristine)
     judgement = judge(uninterrupted, restored, None, params())
     assert judgement.verdict == "PASS" and len(judgement.cuts) == 5
-    assert set(judgement.not_run) == {"kill-happened", "prefix-captured", "prefix-logprobs"}
+    assert set(judgement.not_run) == {"kill-happened", "prefix-captured", "prefix-logprobs", "token-budget"}
 
 
 def test_no_cut_at_all_is_incomplete(pristine):

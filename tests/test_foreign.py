@@ -80,7 +80,11 @@ def test_a_broken_line_is_named(log):
         read_log(log(RESTORED.replace("prefix_tokens=3", "prefix_tokens=many")))
 
 
-@pytest.mark.parametrize("content", [cut(group_id="k-s1p0"), {"cuts": [cut(group_id="k-s1p0")]}], ids=["one", "a list"])
+@pytest.mark.parametrize(
+    "content",
+    [cut(group_id="k-s1p0"), {"cuts": [cut(group_id="k-s1p0")]}, [cut(group_id="k-s1p0")]],
+    ids=["one", "cuts", "a list"],
+)
 def test_a_selection_joins_its_rows_by_group_and_generation(selection, pristine, content):
     (found,) = read_selection(selection(content), load_run(pristine / "restored"))
     assert (str(found.key), found.source_call_id, found.limit_tokens, found.call_index) == ("1/0/0", "old", 14, None)
@@ -91,9 +95,9 @@ def test_a_selected_cut_without_a_row_is_incomplete(selection, pristine):
         read_selection(selection(cut(group_id="gone")), load_run(pristine / "restored"))
 
 
-@pytest.mark.parametrize("content", [[], {}, {"cuts": 3}, {"cuts": [{}]}], ids=str)
+@pytest.mark.parametrize("content", [3, {}, {"cuts": 3}, {"cuts": [{}]}, [cut(), cut()]], ids=str)
 def test_a_file_that_is_no_selection_is_told(selection, pristine, content):
-    with pytest.raises(UsageError, match="no selection"):
+    with pytest.raises(UsageError, match=r"no selection|cut twice"):
         read_selection(selection(content), load_run(pristine / "restored"))
 
 

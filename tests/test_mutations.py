@@ -17,7 +17,7 @@ FOLLOWERS = {
     "prefix-captured": {"prefix-hash", "near-tie", "prefix-logprobs", "already-terminal", "tail-logprobs"},
     "near-tie": {"call-position", "tail-logprobs"},
     "already-terminal": {"near-tie", "prefix-hash", "call-position"},
-    "before-cut-call": {"near-tie"},
+    "before-cut-call": {"near-tie", "prefix-captured"},
     "row-membership": {"restored-once", "group-membership"},
     "dump-complete": set(),
 }

@@ -116,12 +116,24 @@ def test_a_failed_restore_fails_with_a_whole_report(saved):
     change_row(saved, "1/0/0", lambda row: row["token_ids"].__setitem__(-2, 0))
     assert report(saved, reuse=True) == 1
     page = (saved / "report.html").read_text()
-    assert "FAIL: 8 rows" in page and "policy-logprobs: holds" in page and page.count('alt="Near-tie margins') == 1
+    assert "FAIL: 8 rows" in page and "reward-signal: holds" in page and page.count('alt="Near-tie margins') == 1
 
 
-def test_saved_runs_of_other_parameters_end_with_exit_3_and_a_report(saved):
-    assert report(saved, reuse=True, seed=1) == 3
-    assert "seed: 0 there, 1 here" in (saved / "report.html").read_text()
+def test_saved_runs_of_other_parameters_are_a_mistake_and_cost_no_earlier_report(saved, capfd):
+    (saved / "results.json").write_text("earlier")
+    assert report(saved, reuse=True, seed=1) == 2
+    assert "seed: 0 there, 1 here" in capfd.readouterr().err and (saved / "results.json").read_text() == "earlier"
+
+
+def test_an_earlier_report_of_saved_runs_is_kept_aside(saved):
+    (saved / "results.json").write_text("earlier")
+    assert report(saved, reuse=True) == 0
+    assert [file.read_text() for file in saved.glob("report.*/results.json")] == ["earlier"]
+
+
+def test_of_a_progress_bar_the_page_shows_what_it_came_to(tiny):
+    page = (tiny / "report.html").read_text()
+    assert page.count("restored: generate: ") == 1 and "\r" not in page
 
 
 def test_a_missing_phase_is_incomplete(saved):

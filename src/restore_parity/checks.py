@@ -90,17 +90,21 @@ def judge(
     """Apply every check. `cuts` and `records` stand in for the killed run's journal and restores.jsonl (foreign runs)."""
     found = Judgement(look=look)
     records = (restored.restores or []) if records is None else records
-    cuts = find_cuts(killed, restored, records) if cuts is None else cuts
-    check_setup(found, uninterrupted, restored, killed)
-    check_dumps(found, uninterrupted, restored)
-    check_coverage(found, cuts, params)
+    opened = find_cuts(killed, restored, records) if cuts is None else cuts
     by_source = defaultdict(list)
     sources = {record.call_id: record.source_call_id for record in records if isinstance(record, Restored)}
     for record in records:
         by_source[record.source_call_id or sources.get(record.call_id)].append(record)
-    for source in by_source.keys() - {cut.source_call_id for cut in cuts}:
-        got = ", ".join(record.call_id for record in by_source[source])
-        found.expect("restored-once", False, "restores.jsonl", f"records of cut calls only, not of {source}", got)
+    # a call without a captured token is no cut: it starts again, and is checked only where it says it was restored
+    cuts = [cut for cut in opened if cut.captured is None or cut.captured.ids or by_source[cut.source_call_id]]
+    found.counts["started_again"] = len(opened) - len(cuts)
+    check_setup(found, uninterrupted, restored, killed)
+    check_dumps(found, uninterrupted, restored, {cut.key for cut in opened})
+    check_coverage(found, opened, params)
+    strays = by_source.keys() - {cut.source_call_id for cut in opened} if opened else set()
+    for source in strays:
+        got = _ids(by_source[source])
+        found.expect("restored-once", False, "restore records", f"records of cut calls only, not of {source}", got)
     by_key = defaultdict(list)
     for cut in cuts:
         by_key[cut.key].append(cut)
@@ -114,18 +118,23 @@ def judge(
         found.cuts += results
         if baseline is None or row is None:
             continue
+        columns = [side.generation_top2 is not None for side in (baseline, row)]
+        found.expect("dump-complete", columns[0] == columns[1], "generation_top2", "in both runs or in none", columns, key)
         parted = any(result.first_difference is not None for result in results)
         if any(result.status == "set_aside" for result in results):
             first_set_aside = min(first_set_aside, key.train_step)
         if not parted:
             check_row(found, key, baseline, row)
         check_logprobs(found, key, baseline, row, results, params)
-        if not parted and key.train_step <= first_set_aside:
-            check_policy(found, key, baseline, row, params)
-        elif not parted:
+        if key.train_step <= first_set_aside:
+            check_policy(found, key, baseline, row, results, params)
+        else:
             found.counts["rows_after_set_aside"] += 1  # trained with rightly different weights: not compared
         found.counts.update(rows=1, tokens=row.input_length, generated_tokens=int(sum(row.token_loss_mask)))
     check_share(found, params)
+    for check, what in (("prefix-hash", "no record has a hash"), ("token-budget", "no limit is known")):
+        if killed is None and found.cuts and not found.seen[check]:
+            found.not_run[check] = what
     return found
 
 
@@ -146,7 +155,7 @@ def find_cuts(killed: Run | None, restored: Run, records: Iterable[RestoreRecord
 def check_setup(found: Judgement, uninterrupted: Run, restored: Run, killed: Run | None) -> None:
     """The experiment took place, on one workload."""
     if killed is None:
-        found.not_run["kill-happened"] = "no killed run was given"
+        found.not_run["kill-happened"] = "no killed run was given, so a cut that was ignored cannot be seen"
         found.not_run |= dict.fromkeys(("prefix-captured", "prefix-logprobs"), "no journal was given")
     else:
         end, where = killed.info.exit, "killed/run.json, exit"
@@ -155,24 +164,34 @@ def check_setup(found: Judgement, uninterrupted: Run, restored: Run, killed: Run
         how = "none" if end is None else f"signal {end.signal}, {len(opened)} calls open"
         died = end is not None and end.signal == signal.SIGKILL and bool(opened)
         found.expect("kill-happened", died, where, "signal 9 with calls open", how)
-        found.expect("kill-happened", opened == journaled, where, f"the open calls of the journal: {journaled}", opened)
-    runs = [run for run in (uninterrupted, killed, restored) if run is not None and run.info is not None]
-    if len(runs) < 2:
+        found.expect("kill-happened", opened == journaled, where, f"open in journal.jsonl: {journaled}", opened)
+    runs = {"uninterrupted": uninterrupted, "killed": killed, "restored": restored}
+    infos = {role: run.info for role, run in runs.items() if run is not None}
+    if killed is None and not all(infos.values()):
         found.not_run["same-setup"] = "no run.json was given"
-    for run in runs[1:]:
-        there, here = runs[0].info.setup, run.info.setup
-        for name in sorted(there.keys() | here.keys()):
-            where = f"{run.name}/run.json, setup.{name}"
-            found.expect(
-                "same-setup", there.get(name) == here.get(name), where, repr(there.get(name)), repr(here.get(name))
-            )
+        return
+    first = next(filter(None, infos.values()))
+    for role, info in infos.items():
+        where = f"{role}/run.json"
+        if not found.expect("same-setup", info is not None, where, "the settings of this run", "no such file"):
+            continue
+        found.expect("same-setup", info.phase == role, f"{where}, phase", role, info.phase)
+        if role != "killed":
+            done = info.exit is not None and info.exit.code == 0 and info.trained is not None
+            found.expect("same-setup", done, f"{where}, exit and trained", "generated and trained to its end", info.exit)
+        sides = [i.setup | {"stop_token_ids": i.stop_token_ids, "params": i.params_sha256} for i in (first, info)]
+        for name in sorted(sides[0].keys() | sides[1].keys()):
+            there, here = sides[0].get(name), sides[1].get(name)
+            found.expect("same-setup", there == here, f"{where}, {name}", f"{there!r}, as {first.phase}", repr(here))
+    ids = [info.run_id for info in infos.values() if info]
+    found.expect("same-setup", len(set(ids)) == len(ids), "run.json, run_id", "different runs", ids)
 
 
-def check_dumps(found: Judgement, uninterrupted: Run, restored: Run) -> None:
+def check_dumps(found: Judgement, uninterrupted: Run, restored: Run, cut_rows: set[Key]) -> None:
     """Both dumps are whole and hold the same rows in the same groups, with a reward to train on."""
     dumps = (uninterrupted, restored)
     planned = uninterrupted.planned | restored.planned
-    known = uninterrupted.rows.keys() | restored.rows.keys()
+    known = uninterrupted.rows.keys() | restored.rows.keys() | cut_rows
     for run in dumps:
         found.problems += run.problems
         found.seen["dump-complete"] += run.lines
@@ -222,30 +241,38 @@ def check_cut(
     expect("completed-once", len(ended) == 1, log, "one completed or already_terminal record", _ids(ended))
     if not begun or not ended or row is None:
         return CutResult(cut.name, begun[0].prefix_tokens if begun else 0, 0, "broken", cut.limit_tokens)
-    start, end, p, limit = begun[0], ended[0], begun[0].prefix_tokens, cut.limit_tokens
+    start, end, p, limit, captured = begun[0], ended[0], begun[0].prefix_tokens, cut.limit_tokens, cut.captured
+    said = (end.call_id, end.prefix_tokens, end.group_id, end.generation_index)
+    true = (start.call_id, p, row.group_id, cut.key.generation_index)
+    agree = all(one in (None, other) for one, other in zip(said, true, strict=True))
+    expect("completed-once", agree, log, f"call, prefix, group, generation: {true}", said)
     tail = end.tail_tokens if isinstance(end, Completed) else 0
     segments = row.segments()
     index = len(segments) - 1 if cut.call_index is None else cut.call_index
     first, stop = segments[index] if index < len(segments) else (row.input_length, row.input_length)
     ids, logprobs = row.token_ids[first : first + p], row.generation_logprobs[first : first + p]
     where = f"row {cut.key}, tokens {first} to {stop}"
-    place = (row.group_id, cut.key.generation_index, index, stop - first)
+    group = row.group_id if captured is None or captured.group_id == row.group_id else f"not {captured.group_id}"
+    place = (group, cut.key.generation_index, index, stop - first)
     said = (start.group_id, start.generation_index, start.call_index, p + tail)
-    said = tuple(there if one is None else one for one, there in zip(said, place, strict=True))  # older logs say less
+    if captured is None:  # an older foreign log says less; a record of our own that does is broken
+        said = tuple(there if one is None else one for one, there in zip(said, place, strict=True))
     told = "group, generation, call, its tokens: {}, {}, {}, {}"
     expect("call-position", said == place, where, told.format(*said), told.format(*place))
-    if start.prefix_ids_sha256 is not None:
+    if captured is not None or start.prefix_ids_sha256 is not None:
         digest = ids_sha256(ids)
         expect("prefix-hash", digest == start.prefix_ids_sha256, where, start.prefix_ids_sha256, digest)
-    if (captured := cut.captured) is not None:
+    if captured is not None:
         both = min(len(captured.ids), p)  # that the lengths agree is prefix-captured's to say
-        pairs = ("captured", captured.ids, ids), ("logprobs", captured.logprobs[:both], logprobs[:both])
+        asked, seen = captured.prompt_ids + captured.ids, row.token_ids[: first + p]
+        pairs = ("captured", asked, seen), ("logprobs", captured.logprobs[:both], logprobs[:both])
         for check, there, here in pairs:
             at = first_difference(there, here)
-            expect(f"prefix-{check}", at is None, f"{where}: prefix token {at}", window(there, at), window(here, at))
+            expect(f"prefix-{check}", at is None, f"{where}: {check} {at}", window(there, at), window(here, at))
     if limit is not None:
-        most = p + max(tail, start.max_tokens or 0)
-        expect("token-budget", most <= limit, where, f"{limit} tokens at most", f"{most} asked for")
+        asked = limit - p if captured is None else start.max_tokens
+        left = f"{limit - p} of {limit} tokens left"
+        expect("token-budget", asked == limit - p >= tail, where, left, f"{asked} asked for, {tail} generated")
     stopped, past = bool(ids) and ids[-1] in stop_ids, stop_ids.intersection(row.token_ids[first : stop - 1])
     expect("already-terminal", not past, where, "nothing behind a stop token", f"{past} inside")
     if not isinstance(end, Completed):
@@ -264,9 +291,11 @@ def check_divergence(expect, result: CutResult, baseline: Row, row: Row, params:
         return result
     where, there, here = f"token {at}", window(baseline.token_ids, at), window(row.token_ids, at)
     first, bound = result.segment[0], params.near_tie_margin
+    masks = [(r.sample_loss_mask, r.token_loss_mask[:at]) for r in (baseline, row)]
     expect("before-cut-call", at >= first, where, f"equal before token {first}: {there}", here)
+    expect("before-cut-call", masks[0] == masks[1], where, "masks equal up to there", "token_loss_mask or sample_loss_mask")
     margins = tie_margins(baseline, row, at, bound)
-    near = margins is not None and max(margins) <= bound
+    near = margins is not None and all(margin <= bound for margin in margins)  # a NaN is within no bound
     told = "no evidence of one" if margins is None else "margins {:.4g} and {:.4g} nats".format(*margins)
     expect("near-tie", near, where, f"{there}, or a near-tie within {bound} nats", f"{here}, {told}")
     both = at < min(baseline.input_length, row.input_length)
@@ -295,24 +324,39 @@ def tie_margins(baseline: Row, row: Row, at: int, bound: float) -> tuple[float, 
     """The two candidates' distance in nats in the baseline and in the restored run at token `at`; None: no evidence.
 
     Evidence is both tokens among the two likeliest of both runs, each run having taken its likelier one with the
-    log-probability the row records. Without such a column (foreign dumps): the two chosen tokens' log-probabilities
-    alone, where neither exceeds ln 0.5 by more than `bound`, as one of two tied candidates cannot. An exact 0.0 is a
-    certainty (a processed log-probability), no evidence.
+    log-probability the row records, there and at all that follows. Where neither run has such a column (foreign dumps):
+    the two chosen tokens' log-probabilities alone, neither over ln 0.5 by more than `bound`, as one of two tied
+    candidates cannot be. An exact 0.0 is a certainty (a processed log-probability), no evidence.
     """
     if at >= min(baseline.input_length, row.input_length):
         return None
     chosen = [(r.token_ids[at], r.generation_logprobs[at]) for r in (baseline, row)]
-    if baseline.generation_top2 is None or row.generation_top2 is None:
+    if baseline.generation_top2 is None and row.generation_top2 is None:
         logprobs = [logprob for _, logprob in chosen]
         gap = abs(logprobs[0] - logprobs[1])
         return (gap, gap) if max(logprobs) <= LN_HALF + bound and 0.0 not in logprobs else None
+    if not (greedy(baseline, at) and greedy(row, at)):
+        return None
     margins = []
-    for top2, own, other in zip((baseline.generation_top2[at], row.generation_top2[at]), chosen, chosen[::-1], strict=True):
-        likely = dict(top2 or ())
-        if likely.get(own[0]) != own[1] or other[0] not in likely or likely[other[0]] > own[1]:
+    for side, own, other in ((baseline, *chosen), (row, *chosen[::-1])):
+        likely = dict(side.generation_top2[at] or ())
+        if own[0] not in likely or other[0] not in likely:
             return None
         margins.append(own[1] - likely[other[0]])
     return margins[0], margins[1]
+
+
+def greedy(row: Row, start: int) -> bool:
+    """Whether every generated token from `start` on is its row's likeliest, with the log-probability the row records."""
+    if row.generation_top2 is None:
+        return False
+    for at in range(start, row.input_length):
+        if row.token_loss_mask[at]:
+            likely = dict(row.generation_top2[at] or ())
+            own = likely.get(row.token_ids[at])
+            if own is None or own != row.generation_logprobs[at] or any(own < other for other in likely.values()):
+                return False
+    return True
 
 
 def check_row(found: Judgement, key: Key, baseline: Row, row: Row) -> None:
@@ -335,8 +379,8 @@ def check_logprobs(found: Judgement, key: Key, baseline: Row, row: Row, results:
     found.noise.update(math.floor(math.log2(gap)) if gap else None for gap in gaps)
 
 
-def check_policy(found: Judgement, key: Key, baseline: Row, row: Row, params: Params) -> None:
-    end = row.input_length
+def check_policy(found: Judgement, key: Key, baseline: Row, row: Row, results: list[CutResult], params: Params) -> None:
+    end = next((r.first_difference for r in results if r.first_difference is not None), row.input_length)
     _largest(found, "policy-logprobs", key, "prev_logprobs", baseline, row, end, [], params.max_policy_diff)
 
 

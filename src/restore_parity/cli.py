@@ -13,7 +13,7 @@ from .cuts import cut_text
 from .errors import Told, UsageError
 from .index import load_killed, load_run
 from .models import model_path
-from .params import Params, read_params, read_yaml, validate
+from .params import read_params, read_yaml, validate
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -46,14 +46,19 @@ def check(
     json: Annotated[Path | None, typer.Option(help="write results.json here")] = None,
 ) -> None:
     """Check saved runs, this package's or the origin's, without engine, model or GPU."""
+    if selection and killed:
+        raise UsageError("--selection and --killed both say what was cut", "give one of them")
     if (selection is None) != (log is None):
         raise UsageError("--selection and --log go together", "give both, or --killed DIR for this package's own runs")
     for path in filter(None, (uninterrupted, restored, killed, selection, log)):
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder")
-    thresholds = read_params(params) if params else Params(kill_after_tokens=1)
+    if killed and not killed.is_dir():
+        raise UsageError(f"{killed}: no folder of a run")
     baseline, resumed = load_run(uninterrupted, "uninterrupted"), load_run(restored, "restored")
     dead = load_killed(killed) if killed else None
+    saved = resumed.info.params if resumed.info else {}
+    thresholds = read_params(params) if params else validate(saved, f"{restored}/run.json")
     cuts = records = None
     if selection:
         records = foreign.read_log(log)
@@ -62,10 +67,15 @@ def check(
     found = judge(baseline, resumed, dead, thresholds, cuts, records, look)
     told = results.results(found, results.provenance(thresholds, filter(None, (baseline, dead, resumed))))
     if json:
-        results.write_json(json, told)
-    print("\n\n".join(filter(None, (results.render(found.problems), told["summary"]))))
-    for name, reason in found.not_run.items():
-        print(f"not run: {name}, {reason}")
+        try:
+            results.write_json(json, told)
+        except OSError as error:
+            raise UsageError(f"--json {json}: {error.strerror}") from None
+    judged_by = params or (f"the parameters in {restored}/run.json" if resumed.info else "the defaults")
+    not_run = [f"not run: {name}, {reason}" for name, reason in found.not_run.items()]
+    torn = [run.journal.torn for run in (baseline, dead, resumed) if run and run.journal and run.journal.torn]
+    shown = (results.render(found.problems), "\n".join(torn + not_run), f"judged by {judged_by}\n{told['summary']}")
+    print("\n\n".join(filter(None, shown)))
     raise typer.Exit(results.exit_code(found.verdict))
 
 
@@ -75,11 +85,15 @@ def cut(
     runs: Annotated[Path, typer.Option(help="folder of the three runs")],
 ) -> None:
     """Show one cut whole: its records, the tokens of both runs round its places, their log-probabilities."""
+    if not runs.is_dir():
+        raise UsageError(f"{runs}: no folder of runs")
     print(cut_text(key, runs))
 
 
 def main() -> None:
     """Run a command; a user's mistake ends in one message, not in a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character gets its code
     try:
         app()
     except Told as error:

@@ -1,5 +1,6 @@
 """One cut whole, as text: for the terminal and the debugger."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -14,16 +15,15 @@ AROUND = 5
 
 def cut_text(name: str, runs: Path) -> str:
     """Everything known of a cut (`1/3/0#1`) or a row (`1/3/0`) in the runs' folder. Raises UsageError, IncompleteError."""
-    try:
-        key, call_index = Key.parse(name.split("#")[0]), int(name.split("#")[1]) if "#" in name else None
-    except ValueError:
-        raise UsageError(f"{name!r} is no cut", "write it as step/prompt/generation#call, as 1/3/0#1") from None
+    if not (match := re.fullmatch(r"(\d{1,9}/\d{1,9}/\d{1,9})(?:#(\d{1,9}))?", name)):
+        raise UsageError(f"{name!r} is no cut", "write it as step/prompt/generation#call, as 1/3/0#1")
+    key, call_index = Key.parse(match[1]), int(match[2]) if match[2] else None
     uninterrupted, killed, restored = load_runs(runs)
     rows = {run.name: run.only(key) for run in (uninterrupted, restored)}
     calls = [call for call in killed.journal.calls.values() if call.key == str(key)]
     if call_index is not None:
         calls = [call for call in calls if call.call_index == call_index]
-    if not calls and not any(rows.values()):
+    if not calls and (call_index is not None or not any(rows.values())):
         known = ", ".join(f"{call.key}#{call.call_index}" for call in killed.journal.open_calls())
         raise UsageError(f"no row and no call {name} in {runs}", f"the cuts are {known or 'none'}")
     lines = [f"cut {name}"]

@@ -1,5 +1,7 @@
 """Tables and plots over the cut results; pandas and matplotlib come in here and nowhere else."""
 
+import time
+
 import pandas
 from IPython.display import display
 from matplotlib import pyplot
@@ -8,6 +10,7 @@ from matplotlib.patches import Patch, Rectangle
 from pandas.io.formats.style import Styler
 
 from .checks import CHECKS, Judgement
+from .index import Run
 from .params import Params
 from .records import CutResult
 
@@ -41,6 +44,27 @@ def cut_table(judgement: Judgement) -> Styler:
         for cut in judgement.cuts
     ).astype({"first difference": "Int64"} if judgement.cuts else {})
     return table.style.hide(axis="index").format(na_rep="none", precision=4, escape="html")
+
+
+def run_table(loaded: tuple[Run, Run, Run]) -> Styler:
+    """One line a run: what it was and how it ended."""
+    infos = [(run.name, run.info) for run in loaded if run.info and run.info.exit]
+    table = pandas.DataFrame(
+        {
+            "run": name,
+            "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.start)),
+            "seconds": info.exit.time - info.start,
+            "engine": info.setup["engine"],
+            "model": info.setup["model"],
+            "dtype": info.setup["engine_args"]["dtype"],
+            "device": info.device,
+            "ended by": f"signal {info.exit.signal}" if info.exit.signal else f"exit code {info.exit.code}",
+            "calls open then": len(info.exit.open_calls),
+            "git revision": (info.git_revision or "none")[:12],
+        }
+        for name, info in infos
+    )
+    return table.style.hide(axis="index").format(precision=1, escape="html")
 
 
 def show(figure: Figure, alt: str) -> None:

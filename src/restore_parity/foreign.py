@@ -26,23 +26,19 @@ class SelectedCut(msgspec.Struct):
     effective_output_limit: int | None = None
 
 
-class Selection(msgspec.Struct):
-    cuts: list[SelectedCut]
-
-
 def read_selection(file: Path, restored: Run) -> list[Cut]:
     """The cuts, one at the top level or a list, joined to the restored run's rows by group and generation index.
 
     Raises UsageError where the file is not one, IncompleteError where a cut has no row.
     """
-    content = file.read_bytes()
     try:
-        try:
-            selected = msgspec.json.decode(content, type=Selection).cuts
-        except msgspec.ValidationError:
-            selected = [msgspec.json.decode(content, type=SelectedCut)]
-    except msgspec.MsgspecError as error:
+        told = msgspec.json.decode(file.read_bytes())
+        several = told.get("cuts", [told]) if isinstance(told, dict) else told
+        selected = msgspec.convert(several, list[SelectedCut])
+    except (msgspec.MsgspecError, OSError, RecursionError) as error:
         raise UsageError(f"{file}: no selection: {error}") from None
+    if len({cut.model_call_id for cut in selected}) < len(selected):
+        raise UsageError(f"{file}: one model_call_id is cut twice")
     keys = {(ref.group_id, key.generation_index): key for key, refs in restored.rows.items() for ref in refs}
     cuts = []
     for cut in selected:
@@ -60,7 +56,11 @@ def read_log(file: Path) -> list[RestoreRecord]:
     Raises IncompleteError where Ray folded lines away, since records are missing then.
     """
     records: list[RestoreRecord] = []
-    with file.open(errors="replace") as stream:
+    try:
+        stream = file.open(errors="replace", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from None
+    with stream:
         for number, raw in enumerate(stream, start=1):
             line = ANSI.sub("", raw)
             if FOLDED.search(line):
@@ -74,4 +74,6 @@ def read_log(file: Path) -> list[RestoreRecord]:
                     records.append(msgspec.convert(told, KINDS[match[1]], strict=False))
                 except msgspec.ValidationError as error:
                     raise UsageError(f"{file}, line {number}: a restore record {error}") from None
+    if not records:
+        raise IncompleteError(f"{file}: no line of a restored, completed or already terminal prefix in it")
     return records

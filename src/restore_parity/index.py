@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from .errors import IncompleteError
+from .errors import IncompleteError, UsageError
 from .journal import Journal, JournalError
 from .params import validate
 from .records import Key, Problem, RestoreRecord, Row, RunInfo
@@ -55,9 +55,7 @@ class Run:
     def __init__(self, name: str, dump: Path | None, info: RunInfo | None = None):
         self.name, self.dump, self.info = name, dump, info
         self.kept: list[Row] = []  # the rows themselves, only where there is no dump to read them from
-        self.planned = (
-            set(validate(info.params, f"{name}/run.json").row_keys()) if info else set()
-        )  # rows that must be there
+        self.planned: set[Key] = set()  # the rows that must be there, where the parameters are known
         self.rows: dict[Key, list[RowRef]] = {}
         self.problems: list[Problem] = []
         self.lines = 0
@@ -93,10 +91,12 @@ def load_run(path: Path, name: str | None = None) -> Run:
         half = " (its trainer never came to an end)" if dump.with_suffix(".jsonl.partial").exists() else ""
         raise IncompleteError(f"{dump}: no such dump{half}")
     run = Run(name or path.name, dump, _info(folder) if folder else None)
+    run.planned = _planned(run.info, folder)
     offset = 0
     with dump.open("rb") as stream:
         for number, line in enumerate(stream, start=1):  # a binary file's lines end at b"\n" only
-            _index_line(run, line, Place(dump.name, number, offset, len(line), 0))
+            if line.strip():
+                _index_line(run, line, Place(dump.name, number, offset, len(line), 0))
             offset += len(line)
             run.lines = number
     if folder:
@@ -123,6 +123,7 @@ def load_runs(folder: Path) -> tuple[Run, Run, Run]:
 def load_killed(folder: Path) -> Run:
     """The killed run: no dump, but its journal and how it ended. Raises IncompleteError where one is missing."""
     run = Run("killed", None, _info(folder))
+    run.planned = _planned(run.info, folder)
     run.journal = _journal(folder)
     if run.info is None or run.journal is None:
         raise IncompleteError(f"{folder}: {'run.json' if run.info is None else 'journal.jsonl'} is missing")
@@ -130,10 +131,11 @@ def load_killed(folder: Path) -> Run:
 
 
 def _journal(folder: Path) -> Journal | None:
+    """A run's journal, None where it has none. Raises IncompleteError when it is broken before its last record."""
     file = folder / "journal.jsonl"
     try:
         return Journal(file).poll() if file.exists() else None
-    except JournalError as error:
+    except (JournalError, OSError) as error:
         raise IncompleteError(str(error)) from None
 
 
@@ -148,7 +150,8 @@ def decode_line(line: bytes) -> tuple[int, list[Row | Exception]]:
     except msgspec.DecodeError as error:
         if isinstance(error, msgspec.ValidationError):
             raise
-        chunk = json.loads(line)
+        chunk = json.loads(line.decode())  # a lone surrogate is no text: it could not be shown nor written
+        json.dumps(chunk, ensure_ascii=False).encode()
         rows = chunk.pop("rows")
         return msgspec.convert(chunk, Head).train_step, [_row(raw, _convert_row) for raw in rows]
 
@@ -177,7 +180,8 @@ def _index_line(run: Run, line: bytes, place: Place) -> None:
         step, rows = decode_line(line)
     except (msgspec.MsgspecError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         torn = "" if line.endswith(b"\n") else "torn last line: "
-        _damaged(run, "", f"{place.file}, line {place.line}", "a trained chunk in JSON", f"{torn}{error}")
+        told = error if isinstance(error, msgspec.MsgspecError) else f"{type(error).__name__}: {error}"
+        _damaged(run, "", f"{place.file}, line {place.line}", "a trained chunk in JSON", f"{torn}{told}")
         return
     for nth, row in enumerate(rows):
         at = msgspec.structs.replace(place, nth=nth)
@@ -220,6 +224,10 @@ def row_faults(row: Row) -> list[tuple[str, str, str]]:
     for name in ("reward", "sample_loss_mask"):
         if not _finite(value := getattr(row, name)):
             faults.append((name, "a finite number", str(value)))
+    if min(row.token_ids, default=0) < 0:
+        faults.append(("token_ids", "no negative id", str(min(row.token_ids))))
+    if max((value for value in row.generation_logprobs if value is not None), default=0) > 0:
+        faults.append(("generation_logprobs", "no log-probability above 0", str(max(row.generation_logprobs))))
     if not set(row.token_loss_mask) <= {0, 1}:
         faults.append(("token_loss_mask", "0 or 1 at every token", str(sorted(set(row.token_loss_mask)))))
     if not any(row.token_loss_mask):
@@ -231,28 +239,38 @@ def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _damaged(run: Run, key: str, where: str, expected: str, got: str) -> None:
-    run.problems.append(
-        Problem("dump-complete", key, f"{run.name}: {where}", expected, got, f"look at that line of {run.dump}")
-    )
+def _damaged(run: Run, key: str, where: str, expected: str, got: str, file: Path | None = None) -> None:
+    following = f"look at that line of {file or run.dump or 'the rows'}"
+    run.problems.append(Problem("dump-complete", key, f"{run.name}: {where}", expected, got, following))
 
 
 def _info(folder: Path) -> RunInfo | None:
     file = folder / "run.json"
     try:
         return msgspec.json.decode(file.read_bytes(), type=RunInfo) if file.exists() else None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, OSError, RecursionError) as error:
         raise IncompleteError(f"{file}: {error}") from None
+
+
+def _planned(info: RunInfo | None, folder: Path | None) -> set[Key]:
+    try:
+        return set(validate(info.params, f"{folder}/run.json, params").row_keys()) if info else set()
+    except UsageError as error:
+        raise IncompleteError(f"{error}\n  -> a run of another version of this package; run it again") from None
 
 
 def _restores(file: Path, run: Run) -> list[RestoreRecord] | None:
     if not file.exists():
         return None
     records = []
-    for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise IncompleteError(str(error)) from None
+    for number, line in enumerate(lines, start=1):
         try:
-            if line:
+            if line.strip():
                 records.append(msgspec.json.decode(line, type=RestoreRecord))
-        except msgspec.MsgspecError as error:
-            _damaged(run, "", f"{file.name}, line {number}", "a restore record", str(error))
+        except (msgspec.MsgspecError, RecursionError) as error:
+            _damaged(run, "", f"{file.name}, line {number}", "a restore record", str(error), file)
     return records

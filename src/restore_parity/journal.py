@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from .records import Delta, End, Start, TopTwo
+from .records import Delta, End, Key, Start, TopTwo
 
 Record = Start | Delta | End
 
@@ -104,7 +104,7 @@ class Journal:
             self._lines += 1
             try:
                 self._take(self._decode(line))
-            except (msgspec.MsgspecError, KeyError, ValueError) as error:
+            except (msgspec.MsgspecError, KeyError, ValueError, RecursionError) as error:
                 told = f"no start of call {error}" if isinstance(error, KeyError) else str(error)
                 raise JournalError(
                     f"{self.path}, line {self._lines}, byte {place}: broken journal record: {told}"
@@ -119,6 +119,9 @@ class Journal:
 
     def _take(self, record: Record) -> None:
         if isinstance(record, Start):
+            Key.parse(record.key)
+            if record.call_index < 0 or record.max_tokens < 1:
+                raise ValueError("call_index or max_tokens out of range")
             if record.call_id in self.calls:
                 raise ValueError(f"call {record.call_id} started twice")
             place = (record.key, record.call_index, record.group_id)

@@ -321,9 +321,10 @@ def tie_without(**columns):
 
 
 def tie_before(w: World, s: Subject) -> World | None:
-    """A true tie in an earlier call than the restored one."""
+    """A true tie in an earlier call than the restored one, in the killed run already: the capture has it too."""
     earlier = [first for first, _ in s.row.segments() if first < s.first]
-    return claimed(w, s, earlier[0], 0.0) if earlier else None
+    tied = claimed(w, s, earlier[0], 0.0) if earlier else None
+    return tied and with_call(tied, s, prompt_ids=tied.rows[s.key].token_ids[: s.first])
 
 
 def all_set_aside(w: World, s: Subject) -> World | None:
@@ -343,12 +344,12 @@ def all_set_aside(w: World, s: Subject) -> World | None:
 
 
 def on_finished(change: Callable[[Row], Row | None]):
-    """Change a row that was not cut, or the subject's where all were."""
+    """Change a row that was not cut; no place where all were."""
 
     def apply(w: World, s: Subject) -> World | None:
         cut = {Key.parse(call.key) for call in w.calls.values()}
-        key = next((key for key in w.rows if key not in cut), s.key)
-        return with_row(w, key, change(w.rows[key]))
+        key = next((key for key in w.rows if key not in cut), None)
+        return key and with_row(w, key, change(w.rows[key]))
 
     return apply
 
@@ -447,8 +448,14 @@ def past_stop_in_both(w: World, s: Subject) -> World | None:
 def said_terminal(w: World, s: Subject) -> World:
     """A call with budget left is said to have been terminal, and its tail is not generated."""
     gone = splice(s.row, s.seam, s.stop, s.row, 0, 0)
-    said = AlreadyTerminal(call_id="new", source_call_id=s.call.call_id, prefix_tokens=s.seam - s.first)
-    return with_records(with_row(w, s.key, gone), s, lambda r: [said] if isinstance(r, Completed) else [r])
+
+    def said(record: RestoreRecord) -> list[RestoreRecord]:
+        terminal = AlreadyTerminal(
+            call_id=record.call_id, source_call_id=s.call.call_id, prefix_tokens=record.prefix_tokens
+        )
+        return [terminal] if isinstance(record, Completed) else [record]
+
+    return with_records(with_row(w, s.key, gone), s, said)
 
 
 def info(run: str, **fields):
@@ -462,6 +469,8 @@ def nothing_captured(w: World, s: Subject) -> World:
     for call in w.calls.values():
         first, stop = w.rows[Key.parse(call.key)].segments()[call.call_index]
         place = {"call_id": f"new {call.call_id}", "source_call_id": call.call_id, "prefix_tokens": 0}
+        place |= {"group_id": call.group_id, "generation_index": Key.parse(call.key).generation_index}
+        place |= {"call_index": call.call_index}
         records.append(Restored(prefix_ids_sha256=ids_sha256([]), max_tokens=call.max_tokens, **place))
         records.append(Completed(tail_tokens=stop - first, **place))
     return replace(w, calls=calls, records=records)

@@ -21,6 +21,7 @@ Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 SHARED_CACHES = ("kv_transfer_config", "kv_offloading_size", "kv_offloading_backend", "kv_events_config")
 OWN_ARGS = ("model", "dtype", "seed", "logprobs_mode", "trust_remote_code", "skip_tokenizer_init")
 QUASI_GREEDY_TOP_P = 1e-6
+MANY = 1_000_000
 
 
 class Params(BaseModel):
@@ -50,7 +51,7 @@ class Params(BaseModel):
     fsync_ms: Size = 20.0
 
     cut_tokens: dict[str, int | str] = {}
-    kill_after_tokens: Annotated[int, Field(ge=0)] = 0
+    kill_after_tokens: Count = 200
     timeout_s: Count = 1800
 
     learning_rate: Size = 1e-6
@@ -80,6 +81,14 @@ class Params(BaseModel):
         for name in ("list_lengths", "closing_limit_tokens"):
             if len(getattr(self, name)) != self.prompts_per_step:
                 raise ValueError(f"{name} needs {self.prompts_per_step} entries, one for each prompt of a step")
+        try:
+            json.dumps(self.engine_args)
+        except (TypeError, ValueError):
+            raise ValueError("engine_args: only what JSON can hold: numbers, texts, true, false, lists, mappings") from None
+        if any(ord(char) < 32 or 0xD800 <= ord(char) < 0xE000 for char in self.runs):
+            raise ValueError(f"runs: {self.runs!r} is no name of a folder")
+        if self.steps * self.prompts_per_step * self.generations_per_prompt > MANY:
+            raise ValueError(f"more than {MANY} rows: steps x prompts_per_step x generations_per_prompt")
         for name in self.engine_args:
             if name in OWN_ARGS:
                 raise ValueError(f"engine_args.{name}: set by the parameters themselves; leave it out")
@@ -88,8 +97,6 @@ class Params(BaseModel):
                     f"engine_args.{name}: a cache could serve the restored run tokens that another run computed, "
                     "and nothing would be restored; leave it out"
                 )
-        if bool(self.cut_tokens) == bool(self.kill_after_tokens):
-            raise ValueError("give either cut_tokens (where each cut lies) or kill_after_tokens (when the kill falls)")
         for name in self.cut_tokens:
             self.cut_limit(name)
             if not 1 <= self.planned_tokens(name) <= self.cut_limit(name):
@@ -108,7 +115,10 @@ class Params(BaseModel):
         return self.closing_limit_tokens[key.prompt_idx] if call_index else self.tool_limit_tokens
 
     def cut_limit(self, name: str) -> int:
-        if not (match := re.fullmatch(r"(\d+/\d+/\d+)#([01])", name)) or Key.parse(match[1]) not in self.row_keys():
+        match = re.fullmatch(r"(\d{1,9}/\d{1,9}/\d{1,9})#([01])", name)
+        sizes = (self.steps + 1, self.prompts_per_step, self.generations_per_prompt)
+        key = Key.parse(match[1]) if match else None
+        if key is None or key.train_step < 1 or any(there >= size for there, size in zip(key, sizes, strict=True)):
             raise ValueError(f"cut_tokens[{name}]: no such call; write step/prompt/generation#call, as 1/0/1#1")
         return self.limit_tokens(Key.parse(match[1]), int(match[2]))
 
@@ -124,7 +134,7 @@ class Params(BaseModel):
     @property
     def folder(self) -> Path:
         """Where the runs lie; a relative `runs` counts from the project's folder."""
-        return ROOT / Path(self.runs).expanduser()
+        return ROOT / self.runs
 
     def workload(self) -> dict[str, Any]:
         """What decides the rows: everything but where they lie and how they are judged."""
@@ -168,7 +178,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
         values = yaml.safe_load(file.read_text())
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}", "give a file such as params/smoke.yaml") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
     if values is not None and not isinstance(values, dict):
         raise UsageError(f"{file}: a mapping of parameters is wanted, not a {type(values).__name__}")

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 TopTwo = list[tuple[int, float]]  # the two likeliest (token id, log-probability in nats), likeliest first
 
@@ -170,6 +170,7 @@ class RunInfo(Struct, frozen=True):
 
     phase: str
     run_id: str
+    params: dict[str, Any]
     params_sha256: str
     setup: dict[str, Any]
     stop_token_ids: list[int]
@@ -179,7 +180,6 @@ class RunInfo(Struct, frozen=True):
     ready: float  # the engine took its first request
     exit: Exit | None = None
     trained: float | None = None  # the dump was complete
-    params: dict[str, Any] = field(default_factory=dict)
 
 
 # --- what the checks find ---------------------------------------------------------------------------------------

@@ -1,7 +1,10 @@
 """The report: papermill runs the notebook, nbconvert makes the HTML of whatever came of it, the verdict is ours."""
 
 import html
+import re
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,12 @@ import papermill
 from nbconvert import HTMLExporter
 
 from . import results
+from .errors import IncompleteError, UsageError
 from .params import ROOT, Params
-from .supervisor import prepare
+from .supervisor import PHASES, check_saved, prepare
 
 NOTEBOOK = ROOT / "notebooks" / "restore_parity.ipynb"
+FILES = ("report.ipynb", "report.html", "results.json", "junit.xml", "summary.md")
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
@@ -23,9 +28,15 @@ def make_report(params: Params, given: dict[str, Any], notebook: Path = NOTEBOOK
     `given` are the parameters that differ from the defaults. Returns the exit code of the verdict.
     """
     folder, executed = params.folder, params.folder / "report.ipynb"
-    prepare(params)  # here too, so that no results of an earlier run are taken for this one's
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").unlink(missing_ok=True)
+    for phase in PHASES if params.reuse else ():
+        with suppress(IncompleteError):  # the report is to say so; other parameters are a mistake, told before it starts
+            check_saved(folder / phase, params)
+    try:
+        prepare(params)  # here too, so that no results of an earlier run are taken for this one's
+        folder.mkdir(parents=True, exist_ok=True)
+        keep_aside(folder)
+    except OSError as error:
+        raise UsageError(f"runs: {folder}: {error.strerror}", "give a folder that can be made") from None
     ended = ""
     try:
         papermill.execute_notebook(
@@ -42,8 +53,19 @@ def make_report(params: Params, given: dict[str, Any], notebook: Path = NOTEBOOK
     results.write_junit(folder / "junit.xml", told)
     results.write_summary(folder / "summary.md", told)
     write_html(executed, folder / "report.html", told["summary"])
-    print(f"{told['summary']}\nreport: {folder / 'report.html'}", flush=True)
+    print(f"{told['verdict']}: {folder / 'report.html'}", flush=True)
     return results.exit_code(told["verdict"])
+
+
+def keep_aside(folder: Path) -> None:
+    """Move an earlier report of saved runs into a folder of its own, named by when it was made."""
+    made = [folder / name for name in FILES if (folder / name).exists()]
+    if made:
+        aside = folder / time.strftime("report.%Y%m%d-%H%M%S", time.localtime(max(file.stat().st_mtime for file in made)))
+        aside.mkdir(exist_ok=True)
+        for file in made:
+            file.rename(aside / file.name)
+        print(f"earlier report kept as {aside}")
 
 
 def stopped_at(executed: Path) -> str:
@@ -63,6 +85,10 @@ def stopped_at(executed: Path) -> str:
 def write_html(executed: Path, page: Path, summary: str) -> None:
     """Convert an executed notebook, the verdict above it, to one page that loads nothing from elsewhere."""
     notebook = nbformat.read(executed, as_version=4) if executed.exists() else nbformat.v4.new_notebook()
+    for output in (
+        output for cell in notebook.cells for output in cell.get("outputs", ()) if output.output_type == "stream"
+    ):
+        output.text = re.sub(r"[^\n]*\r(?=[^\n\r])", "", output.text)  # of a progress bar, what it came to
     first, *rest = summary.split("\n")
     banner = f"# {html.escape(first)}" + "".join(
         f"\n\n<pre>{html.escape(line)}</pre>" for line in ["\n".join(rest)] if line
@@ -70,4 +96,4 @@ def write_html(executed: Path, page: Path, summary: str) -> None:
     notebook.cells.insert(0, nbformat.v4.new_markdown_cell(banner, id="verdict-first"))
     exporter = HTMLExporter(raw_template=TEMPLATE.read_text())
     body, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": page.stem}})
-    page.write_text(body)
+    page.write_text(body, encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import hashlib
 import html
+import re
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +17,7 @@ from .index import Run
 from .params import Params
 from .records import Problem
 
+NOT_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 SHOWN = 20  # problems a message shows; results.json holds all
 SUMMARY_BYTES = 900_000  # a step summary over 1 MiB is dropped whole
 LIBRARIES = ("restore-parity", "torch", "transformers", "papermill", "nbconvert")
@@ -31,12 +33,15 @@ def require(judgement: Judgement, check: str) -> None:
     """Print what a check saw. Raises ParityError with its problems."""
     judgement.told.add(check)
     if problems := judgement.of(check):
-        raise ParityError(f"{check}: {len(problems)} problems in {judgement.seen[check]} comparisons\n\n{render(problems)}")
+        raise ParityError(f"{check}: {len(problems)} of {judgement.seen[check]} comparisons failed\n\n{render(problems)}")
     if reason := judgement.not_run.get(check):
         print(f"{check}: not run, {reason}")
         return
     largest = f", largest difference {judgement.largest[check]:.4g} nats" if check in judgement.largest else ""
-    print(f"{check}: holds, {judgement.seen[check]} compared{largest}")
+    seen = (
+        f"holds, {judgement.seen[check]} compared{largest}" if judgement.seen[check] else "nothing to judge in these runs"
+    )
+    print(f"{check}: {seen}")
 
 
 def verdict_line(judgement: Judgement) -> str:
@@ -174,7 +179,7 @@ def _case(kind: str, name: str, problems: list[Problem], skipped: str | None) ->
 
 def _xml(text: str) -> str:
     """Without the control characters that XML 1.0 cannot hold, escaped or not."""
-    return "".join(char if char in "\n\t" or ord(char) >= 32 else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def write_summary(file: Path, told: dict[str, Any]) -> None:
@@ -184,7 +189,7 @@ def write_summary(file: Path, told: dict[str, Any]) -> None:
     if told["problems"]:
         shown = _inert(render(problems_of(told))).encode()[:SUMMARY_BYTES].decode(errors="ignore")
         lines += ["", f"<pre>{shown}</pre>"]
-    file.write_text("\n".join(lines) + "\n")
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _inert(text: str) -> str:

@@ -23,6 +23,7 @@ from .records import Exit, OpenCall, RunInfo, cut_name
 
 PHASES = ("uninterrupted", "killed", "restored")
 POLL_S = 0.02
+BAR_S = 2.0  # between two looks of a progress bar
 GONE_S = 60.0  # how long a killed group may take to leave the process table
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -45,7 +46,7 @@ def run_phase(phase: str, params: Params) -> None:
     """
     folder = params.folder / phase
     if params.reuse:
-        print(f"{phase}: saved run of {_check_saved(folder, params)}")
+        print(f"{phase}: saved run of {check_saved(folder, params)}")
         return
     try:
         folder.mkdir()
@@ -55,7 +56,7 @@ def run_phase(phase: str, params: Params) -> None:
     task = {"phase": phase, "params": params.model_dump(), "source": source}
     (folder / "task.json").write_bytes(msgspec.json.encode(task))
     journal = Journal(folder / "journal.jsonl")
-    with tqdm(desc=f"{phase}: generate", unit=" tokens", file=sys.stdout, mininterval=0.5) as bar:
+    with tqdm(desc=f"{phase}: starting the engine", unit=" tokens", file=sys.stdout, mininterval=BAR_S) as bar:
         worker = Child("worker", folder)
         ended = worker.watch(lambda: _progress(bar, journal, phase, params), params.timeout_s)
     info = read_info(folder)
@@ -65,7 +66,7 @@ def run_phase(phase: str, params: Params) -> None:
         _write_info(folder, msgspec.structs.replace(info, exit=ended))
         return
     chunks = params.steps * -(-len(params.row_keys()) // params.steps // params.micro_batch_rows)
-    with tqdm(desc=f"{phase}: train", unit=" chunks", total=chunks, file=sys.stdout, mininterval=0.5) as bar:
+    with tqdm(desc=f"{phase}: train", unit=" chunks", total=chunks, file=sys.stdout, mininterval=BAR_S) as bar:
         Child("trainer", folder).watch(lambda: _trained(bar, folder), params.timeout_s)
         bar.update(chunks - bar.n)
     _write_info(folder, msgspec.structs.replace(info, exit=ended, trained=time.time()))
@@ -87,7 +88,7 @@ def _write_info(folder: Path, info: RunInfo) -> None:
     fresh.rename(folder / "run.json")
 
 
-def _check_saved(folder: Path, params: Params) -> str:
+def check_saved(folder: Path, params: Params) -> str:
     """When a saved run was started. Raises UsageError where it is of other parameters, IncompleteError where half."""
     info = read_info(folder)
     if info.exit is None:
@@ -108,6 +109,8 @@ def _plan(params: Params) -> str:
 def _progress(bar: tqdm, journal: Journal, phase: str, params: Params) -> bool:
     """Take in the journal, show its tokens; True when the killed run is to be killed now."""
     journal.poll()
+    if journal.calls and not bar.n:
+        bar.set_description(f"{phase}: generate", refresh=False)
     bar.update(journal.tokens - bar.n)
     if phase != "killed":
         return False
