@@ -29,7 +29,7 @@ def model_path(model: str) -> Path:
     Raises UsageError, naming what to do, when there is no such model.
     """
     if model in MAKERS:
-        folder = platformdirs.user_cache_path("restore-parity") / f"{model}-v1"
+        folder = platformdirs.user_cache_path("restore-parity") / f"{model}-v2"
         return folder if folder.is_dir() else _make(folder, MAKERS[model])
     if (Path(model) / "config.json").is_file():
         return Path(model).resolve()
@@ -172,7 +172,7 @@ def _make_tiny_qwen3(folder: Path) -> None:
         initializer_range=0.2,
         tie_word_embeddings=False,
     )
-    torch.manual_seed(3)  # of the first seeds, the one whose rows differ most and now and then end by the stop token
+    torch.manual_seed(8)  # of the first seeds, the one whose calls end by the stop token most often
     model = Qwen3ForCausalLM(config).to(torch.float32)
     model.save_pretrained(folder)
     _save_config(folder, json.loads((folder / "config.json").read_text()), eos_id=2)
