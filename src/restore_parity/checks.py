@@ -3,7 +3,7 @@
 import math
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Literal
 
@@ -23,6 +23,7 @@ CHECKS = (
 )
 ASSUMPTIONS = ("kill-happened", "cut-coverage", "same-setup", "reward-signal")  # failed: INCOMPLETE, not FAIL
 EXACT = ("input_length", "token_ids", "token_loss_mask", "sample_loss_mask", "reward")
+AROUND = 2  # tokens a message shows on each side of a place
 LN_HALF = math.log(0.5)
 
 
@@ -44,6 +45,7 @@ class Judgement(Struct):
     """What all checks found: problems, how much each check saw, which could not run and why."""
 
     look: str = ""  # how the command that shows a cut goes on after its key
+    text: Callable[[list[int]], str] | None = None  # decodes token ids, where a tokenizer is at hand
     problems: list[Problem] = field(default_factory=list)
     seen: Counter = field(default_factory=Counter)
     not_run: dict[str, str] = field(default_factory=dict)
@@ -61,6 +63,12 @@ class Judgement(Struct):
             following = f"restore-parity cut {key} {self.look}".rstrip() if key else f"look at {where}"
             self.problems.append(Problem(check, str(key), where, str(expected), str(got), following))
         return holds
+
+    def tokens(self, ids: list[int], at: int | None) -> str:
+        """A window of token ids, their decoded text beside them."""
+        first = max(0, (at or 0) - AROUND)
+        text = f"  {self.text(ids[first : (at or 0) + AROUND + 1])!r}" if self.text else ""
+        return window(ids, at) + text
 
     def of(self, check: str) -> list[Problem]:
         return [problem for problem in self.problems if problem.check == check]
@@ -86,9 +94,10 @@ def judge(
     cuts: list[Cut] | None = None,
     records: list[RestoreRecord] | None = None,
     look: str = "",
+    text: Callable[[list[int]], str] | None = None,
 ) -> Judgement:
     """Apply every check. `cuts` and `records` stand in for the killed run's journal and restores.jsonl (foreign runs)."""
-    found = Judgement(look=look)
+    found = Judgement(look=look, text=text)
     records = (restored.restores or []) if records is None else records
     opened = find_cuts(killed, restored, records) if cuts is None else cuts
     by_source = defaultdict(list)
@@ -267,8 +276,8 @@ def check_cut(
         asked, seen = captured.prompt_ids + captured.ids, row.token_ids[: first + p]
         pairs = ("captured", asked, seen), ("logprobs", captured.logprobs[:both], logprobs[:both])
         for check, there, here in pairs:
-            at = first_difference(there, here)
-            expect(f"prefix-{check}", at is None, f"{where}: {check} {at}", window(there, at), window(here, at))
+            at, shown = first_difference(there, here), found.tokens if check == "captured" else window
+            expect(f"prefix-{check}", at is None, f"{where}: {check} {at}", shown(there, at), shown(here, at))
     if limit is not None:
         asked = limit - p if captured is None else start.max_tokens
         left = f"{limit - p} of {limit} tokens left"
@@ -280,16 +289,16 @@ def check_cut(
         got = f"prefix {p} of {limit}, stop token: {stopped}, call of {stop - first}"
         expect("already-terminal", ok, where, "limit used up or stop token captured, no tail", got)
     result = CutResult(cut.name, p, tail, "match", limit, (first, stop), spans=spans(row, segments, index, p))
-    result = check_divergence(expect, result, baseline, row, params) if baseline else result
+    result = check_divergence(found, expect, result, baseline, row, params) if baseline else result
     return replace(result, status="broken") if len(found.problems) > before or baseline is None else result
 
 
-def check_divergence(expect, result: CutResult, baseline: Row, row: Row, params: Params) -> CutResult:
+def check_divergence(found: Judgement, expect, result: CutResult, baseline: Row, row: Row, params: Params) -> CutResult:
     """Where a restored row parts from the baseline: inside or behind its restored call, at a near-tie, or not at all."""
     at = first_difference(baseline.token_ids, row.token_ids)
     if at is None:
         return result
-    where, there, here = f"token {at}", window(baseline.token_ids, at), window(row.token_ids, at)
+    where, there, here = f"token {at}", found.tokens(baseline.token_ids, at), found.tokens(row.token_ids, at)
     first, bound = result.segment[0], params.near_tie_margin
     masks = [(r.sample_loss_mask, r.token_loss_mask[:at]) for r in (baseline, row)]
     expect("before-cut-call", at >= first, where, f"equal before token {first}: {there}", here)
@@ -365,7 +374,10 @@ def check_row(found: Judgement, key: Key, baseline: Row, row: Row) -> None:
         if there == here:
             continue
         at = first_difference(there, here) if isinstance(there, list) else None
-        told = (there, here) if at is None else (window(there, at), window(here, at))
+        shown = found.tokens if name == "token_ids" else window
+        told = (there, here) if at is None else (shown(there, at), shown(here, at))
+        if name == "token_ids" and found.text and found.text(there) == found.text(here):
+            told = (told[0], f"{told[1]}; the decoded text of both rows is equal: re-tokenised")
         found.expect("row-exact", False, name if at is None else f"{name}[{at}]", *told, key)
         return
     found.expect("row-exact", True, "", "", "")
@@ -420,7 +432,7 @@ def first_difference(there: list, here: list) -> int | None:
     return next((at for at in range(ends) if there[at] != here[at]), ends)
 
 
-def window(values: list, at: int | None, width: int = 2) -> str:
+def window(values: list, at: int | None, width: int = AROUND) -> str:
     """The values round a place, that place in brackets; `end` where the list is over."""
     at = 0 if at is None else at
     shown = [str(value) for value in values[max(0, at - width) : at + width + 1]]

@@ -12,7 +12,7 @@ from .checks import judge
 from .cuts import cut_text
 from .errors import Told, UsageError
 from .index import load_killed, load_run
-from .models import model_path
+from .models import model_path, text_of
 from .params import read_params, read_yaml, validate
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -64,7 +64,8 @@ def check(
         records = foreign.read_log(log)
         cuts = foreign.read_selection(selection, resumed)
     look = f"--runs {restored.parent}" if killed else ""
-    found = judge(baseline, resumed, dead, thresholds, cuts, records, look)
+    text = text_of(resumed.info.setup.get("model", "")) if resumed.info else None
+    found = judge(baseline, resumed, dead, thresholds, cuts, records, look, text)
     told = results.results(found, results.provenance(thresholds, filter(None, (baseline, dead, resumed))))
     if json:
         try:

@@ -27,8 +27,8 @@ BF16_STEP = 0.125  # nats: the spacing of bfloat16 logits between 16 and 32, whe
 STATUS_MARK = {"match": "o", "set_aside": "^", "broken": "X"}
 
 
-def cut_table(judgement: Judgement) -> Styler:
-    """One line a cut: what was captured, what was generated, how it compared."""
+def cut_table(judgement: Judgement, params: Params) -> Styler:
+    """One line a cut: what was captured, what was generated, how it compared, and between which tokens it tied."""
     table = pandas.DataFrame(
         {
             "cut": cut.key,
@@ -40,6 +40,7 @@ def cut_table(judgement: Judgement) -> Styler:
             "margin uninterrupted, nats": cut.margin_uninterrupted,
             "margin restored, nats": cut.margin_restored,
             "margin trainer, nats": cut.margin_trainer,
+            "uninterrupted or restored": _tie(cut, judgement, params),
         }
         for cut in judgement.cuts
     ).astype({"first difference": "Int64"} if judgement.cuts else {})
@@ -131,7 +132,18 @@ def plot_margins(judgement: Judgement, params: Params) -> None:
     show(figure, alt)
 
 
+def _tie(cut: CutResult, judgement: Judgement, params: Params) -> str | None:
+    """The two tokens a row parted at, as text where a tokenizer is at hand, and how near they were."""
+    if cut.tokens is None:
+        return None
+    names = [f"{token} {judgement.text([token])!r}" if judgement.text else str(token) for token in cut.tokens]
+    near = "" if cut.margin_uninterrupted is None else f": {_margins(cut, params)}"
+    return f"{names[0]} or {names[1]}{near}"
+
+
 def _margins(cut: CutResult, params: Params) -> str:
+    if cut.margin_uninterrupted == cut.margin_restored == 0:
+        return "an exact tie"
     told = f"{cut.margin_uninterrupted:.4g} and {cut.margin_restored:.4g} nats"
     if params.dtype == "bfloat16":
         told += f", {cut.margin_uninterrupted / BF16_STEP:.3g} and {cut.margin_restored / BF16_STEP:.3g} bfloat16 steps"

@@ -226,8 +226,9 @@ def row_faults(row: Row) -> list[tuple[str, str, str]]:
             faults.append((name, "a finite number", str(value)))
     if min(row.token_ids, default=0) < 0:
         faults.append(("token_ids", "no negative id", str(min(row.token_ids))))
-    if max((value for value in row.generation_logprobs if value is not None), default=0) > 0:
-        faults.append(("generation_logprobs", "no log-probability above 0", str(max(row.generation_logprobs))))
+    above = [value for value in row.generation_logprobs if _finite(value) and value > 0]
+    if above:
+        faults.append(("generation_logprobs", "no log-probability above 0", str(max(above))))
     if not set(row.token_loss_mask) <= {0, 1}:
         faults.append(("token_loss_mask", "0 or 1 at every token", str(sorted(set(row.token_loss_mask)))))
     if not any(row.token_loss_mask):

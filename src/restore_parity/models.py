@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def model_path(model: str) -> Path:
     Raises UsageError, naming what to do, when there is no such model.
     """
     if model in MAKERS:
-        folder = platformdirs.user_cache_path("restore-parity") / f"{model}-v2"
+        folder = _cached(model)
         return folder if folder.is_dir() else _make(folder, MAKERS[model])
     if (Path(model) / "config.json").is_file():
         return Path(model).resolve()
@@ -39,6 +40,21 @@ def model_path(model: str) -> Path:
             f"give a folder, an id like owner/name, or one of {', '.join(MAKERS)}",
         )
     return _hub_snapshot(model)
+
+
+def text_of(model: str) -> Callable[[list[int]], str] | None:
+    """Decodes a model's token ids, special tokens shown; None where its tokenizer is not on this machine already."""
+    from tokenizers import Tokenizer
+
+    file = (_cached(model) if model in MAKERS else Path(model)) / "tokenizer.json"
+    if not file.is_file():
+        return None
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _cached(model: str) -> Path:
+    return platformdirs.user_cache_path("restore-parity") / f"{model}-v2"
 
 
 def weights_sha256(folder: Path) -> str:
