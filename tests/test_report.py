@@ -16,7 +16,7 @@ from builders import change_row
 from junitparser import JUnitXml
 
 from restore_parity.params import ROOT, read_params
-from restore_parity.report import NOTEBOOK, make_report
+from restore_parity.report import NOTEBOOK, make_report, write_html
 
 GIVEN = {
     "model": "tiny-qwen3",
@@ -131,9 +131,20 @@ def test_an_earlier_report_of_saved_runs_is_kept_aside(saved):
     assert [file.read_text() for file in saved.glob("report.*/results.json")] == ["earlier"]
 
 
-def test_of_a_progress_bar_the_page_shows_what_it_came_to(tiny):
-    page = (tiny / "report.html").read_text()
-    assert page.count("restored: generate: ") == 1 and "\r" not in page
+def test_of_a_progress_bar_the_page_shows_what_it_came_to(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("run()")])
+    for text in ("\rbar at 0", "\rbar at 50", "\rbar at 99", "\n"):
+        notebook.cells[0].outputs.append(nbformat.v4.new_output("stream", name="stdout", text=text))
+    nbformat.write(notebook, tmp_path / "n.ipynb")
+    write_html(tmp_path / "n.ipynb", tmp_path / "n.html", "PASS")
+    page = (tmp_path / "n.html").read_text()
+    assert "bar at 99" in page and "bar at 50" not in page
+
+
+def test_the_verdicts_text_is_inert(tmp_path):
+    write_html(tmp_path / "none.ipynb", tmp_path / "n.html", "FAIL: <script>alert(1)</script>\n\n</pre><b>got</b>")
+    page = (tmp_path / "n.html").read_text()
+    assert "<script>alert" not in page and "<b>got" not in page
 
 
 def test_a_missing_phase_is_incomplete(saved):

@@ -1,7 +1,6 @@
 """The report: papermill runs the notebook, nbconvert makes the HTML of whatever came of it, the verdict is ours."""
 
 import html
-import re
 import sys
 import time
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import Any
 import nbformat
 import papermill
 from nbconvert import HTMLExporter
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
 from . import results
 from .errors import IncompleteError, UsageError
@@ -85,15 +85,10 @@ def stopped_at(executed: Path) -> str:
 def write_html(executed: Path, page: Path, summary: str) -> None:
     """Convert an executed notebook, the verdict above it, to one page that loads nothing from elsewhere."""
     notebook = nbformat.read(executed, as_version=4) if executed.exists() else nbformat.v4.new_notebook()
-    for output in (
-        output for cell in notebook.cells for output in cell.get("outputs", ()) if output.output_type == "stream"
-    ):
-        output.text = re.sub(r"[^\n]*\r(?=[^\n\r])", "", output.text)  # of a progress bar, what it came to
     first, *rest = summary.split("\n")
-    banner = f"# {html.escape(first)}" + "".join(
-        f"\n\n<pre>{html.escape(line)}</pre>" for line in ["\n".join(rest)] if line
-    )
+    banner = f"# {html.escape(first)}" + (f"\n\n<pre>{html.escape(chr(10).join(rest))}</pre>" if rest else "")
     notebook.cells.insert(0, nbformat.v4.new_markdown_cell(banner, id="verdict-first"))
     exporter = HTMLExporter(raw_template=TEMPLATE.read_text())
+    exporter.register_preprocessor(CoalesceStreamsPreprocessor, enabled=True)  # of a progress bar, what it came to
     body, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": page.stem}})
     page.write_text(body, encoding="utf-8")

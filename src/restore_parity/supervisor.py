@@ -110,7 +110,7 @@ def _progress(bar: tqdm, journal: Journal, phase: str, params: Params) -> bool:
     """Take in the journal, show its tokens; True when the killed run is to be killed now."""
     journal.poll()
     if journal.calls and not bar.n:
-        bar.set_description(f"{phase}: generate", refresh=False)
+        bar.set_description_str(f"{phase}: generate", refresh=False)
     bar.update(journal.tokens - bar.n)
     if phase != "killed":
         return False
