@@ -153,7 +153,7 @@ def near(there: dict, row: dict, at: int, margin: float) -> bool:
             return False
         if told[own] != run["generation_logprobs"][at] or not 0 <= told[own] - told[other] <= margin:
             return False
-        for later in range(at, len(run["token_ids"])):  # a greedy run takes its likeliest token every time
+        for later in range(len(run["token_ids"])):  # a greedy run takes its likeliest token every time
             if run["token_loss_mask"][later]:
                 told = {token: logprob for token, logprob in run["generation_top2"][later] or []}
                 if told.get(run["token_ids"][later]) != run["generation_logprobs"][later]:

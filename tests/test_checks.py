@@ -1,12 +1,13 @@
 """The checks: a healthy restore passes, and for each id a broken one that it reports."""
 
+import itertools
 import json
 
 import msgspec
 import pytest
 from builders import STOP, at, change_records, change_row, failed, judged, params, tie
 
-from restore_parity.checks import ASSUMPTIONS, CHECKS, first_difference, judge, tie_margins, window
+from restore_parity.checks import ASSUMPTIONS, CHECKS, LN_HALF, first_difference, judge, tie_margins, window
 from restore_parity.index import load_run, load_runs
 from restore_parity.records import Key, ids_sha256
 
@@ -242,19 +243,85 @@ def test_a_near_tie_without_evidence_is_no_excuse(runs, changes):
 
 
 @pytest.mark.parametrize(
-    ("logprobs", "near"), [((-0.6, -0.7), True), ((-0.2, -0.3), False), ((-0.7, -1.2), False), ((0.0, 0.0), False)]
+    ("logprobs", "bound", "near"),
+    [
+        ((-0.6, -0.7), 0.3, True),
+        ((-0.2, -0.3), 0.3, False),
+        ((-0.7, -1.2), 0.3, False),
+        ((LN_HALF + 0.3, -0.6), 0.3, True),  # as sure as one of two tied candidates can seem
+        ((0.0, 0.0), 0.8, False),  # a processed log-probability is no evidence, whatever the bound
+        ((0.0, -0.1), 0.8, False),
+    ],
 )
-def test_without_top2_two_chosen_tokens_are_evidence_only_as_unsure_as_a_tie(pristine, logprobs, near):
+def test_without_top2_two_chosen_tokens_are_evidence_only_as_unsure_as_a_tie(pristine, logprobs, bound, near):
     rows = []
     for run, logprob in zip(("uninterrupted", "restored"), logprobs, strict=True):
         taken = load_run(pristine / run).only(Key(1, 0, 0))
-        rows.append(
-            msgspec.structs.replace(
-                taken, generation_top2=None, generation_logprobs=at(-4, logprob)(taken.generation_logprobs)
-            )
-        )
-    margins = tie_margins(*rows, rows[0].input_length - 4, bound=0.3)
-    assert (margins is not None and max(margins) <= 0.3) == near
+        own = at(-4, logprob)(taken.generation_logprobs)
+        rows.append(msgspec.structs.replace(taken, generation_top2=None, generation_logprobs=own))
+    margins = tie_margins(*rows, rows[0].input_length - 4, bound=bound)
+    assert (margins is not None and max(margins) <= bound) == near
+
+
+@pytest.mark.parametrize("run", ["uninterrupted", "restored"])
+def test_a_near_tie_is_near_in_both_runs(runs, run):
+    tie(runs, 0.1)
+    other = load_run(runs / ("restored" if run == "uninterrupted" else "uninterrupted")).only(Key(1, 0, 0)).token_ids[-4]
+    own = load_run(runs / run).only(Key(1, 0, 0)).token_ids[-4]
+    row(run=run, generation_top2=at(-4, [[own, -0.6], [other, -3.0]]))(runs)
+    judgement = judged(runs, near_tie_margin=0.3, max_set_aside=0.5)
+    cut = next(cut for cut in judgement.cuts if cut.key == CUT)
+    far = {"uninterrupted": cut.margin_uninterrupted, "restored": cut.margin_restored}
+    assert failed(judgement) == {"near-tie"} and far[run] == pytest.approx(2.4) and sum(far.values()) == pytest.approx(2.5)
+
+
+def test_a_near_tie_at_the_restored_calls_first_token_is_inside_it(runs):
+    """The killed run itself took the other token there, and captured it."""
+    tie(runs, 0.0, place=-14)
+    ids = load_run(runs / "restored").only(Key(1, 0, 0)).token_ids[-14:-11]
+    logprobs = load_run(runs / "restored").only(Key(1, 0, 0)).generation_logprobs[-14:-11]
+    file, taken = runs / "killed" / "journal.jsonl", iter(zip(ids, logprobs, strict=True))
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    for entry in entries:
+        if entry["event"] == "delta" and entry["call_id"].endswith(CUT):
+            token, logprob = next(taken)
+            entry.update(ids=[token], logprobs=[logprob])
+    file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    record("restored", prefix_ids_sha256=ids_sha256(ids))(runs)
+    judgement = judged(runs, max_set_aside=0.5)
+    assert judgement.verdict == "PASS" and [cut.key for cut in judgement.cuts if cut.status == "set_aside"] == [CUT]
+
+
+def test_the_trainers_view_of_the_two_tokens_stands_beside_the_engines(runs):
+    tie(runs, 0.1)
+    ours = load_run(runs / "uninterrupted").only(Key(1, 0, 0)).token_ids[-4]
+    length = load_run(runs / "uninterrupted").only(Key(1, 0, 0)).input_length
+    seen = at(-4, [[ours, -0.9], [99, -1.0]])([None] * length)
+    row(run="uninterrupted", prev_top2=seen)(runs)
+    cut = next(cut for cut in judged(runs).cuts if cut.key == CUT)
+    assert cut.margin_trainer == pytest.approx(0.1)
+
+
+def test_statuses_are_told_apart(pristine, runs):
+    uninterrupted, _, restored = load_runs(pristine)
+    judgement = judge(uninterrupted, restored, None, params())
+    assert [judgement.status(check) for check in ("row-exact", "prefix-captured")] == ["pass", "not_run"]
+
+
+def test_the_spans_of_a_cut_cover_its_row_from_end_to_end(pristine):
+    spans = {cut.key: cut.spans for cut in judged(pristine).cuts}
+    kinds = [kind for kind, _, _ in spans[CUT]]
+    assert kinds == ["prompt", "earlier call", "tool result", "prefix", "tail"]
+    assert [kind for kind, _, _ in spans["1/1/1#0"]] == ["prompt", "prefix", "tail", "tool result", "later call"]
+    for parts in spans.values():
+        assert parts[0][1] == 0 and all(one[2] == other[1] for one, other in itertools.pairwise(parts))
+    assert next(stop - start for kind, start, stop in spans[CUT] if kind == "prefix") == 3
+
+
+def test_the_noise_of_equal_tokens_is_counted_by_powers_of_two(runs):
+    row(FINISHED, generation_logprobs=lambda values: [*values[:-1], values[-1] - 0.25])(runs)
+    judgement = judged(runs, max_logprob_diff=0.3)
+    assert judgement.noise[-2] == 1 and judgement.noise[None] > 50 and judgement.largest["tail-logprobs"] == 0.25
 
 
 def test_without_the_killed_run_four_checks_say_why_they_did_not_run(pristine):

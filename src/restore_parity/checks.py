@@ -333,9 +333,9 @@ def tie_margins(baseline: Row, row: Row, at: int, bound: float) -> tuple[float, 
     """The two candidates' distance in nats in the baseline and in the restored run at token `at`; None: no evidence.
 
     Evidence is both tokens among the two likeliest of both runs, each run having taken its likelier one with the
-    log-probability the row records, there and at all that follows. Where neither run has such a column (foreign dumps):
-    the two chosen tokens' log-probabilities alone, neither over ln 0.5 by more than `bound`, as one of two tied
-    candidates cannot be. An exact 0.0 is a certainty (a processed log-probability), no evidence.
+    log-probability the row records, there and at all its generated tokens. Where neither run has such a column
+    (foreign dumps): the two chosen tokens' log-probabilities alone, neither over ln 0.5 by more than `bound`, as one of
+    two tied candidates cannot be. An exact 0.0 is a certainty (a processed log-probability), no evidence.
     """
     if at >= min(baseline.input_length, row.input_length):
         return None
@@ -344,7 +344,7 @@ def tie_margins(baseline: Row, row: Row, at: int, bound: float) -> tuple[float, 
         logprobs = [logprob for _, logprob in chosen]
         gap = abs(logprobs[0] - logprobs[1])
         return (gap, gap) if max(logprobs) <= LN_HALF + bound and 0.0 not in logprobs else None
-    if not (greedy(baseline, at) and greedy(row, at)):
+    if not (greedy(baseline) and greedy(row)):
         return None
     margins = []
     for side, own, other in ((baseline, *chosen), (row, *chosen[::-1])):
@@ -355,17 +355,11 @@ def tie_margins(baseline: Row, row: Row, at: int, bound: float) -> tuple[float, 
     return margins[0], margins[1]
 
 
-def greedy(row: Row, start: int) -> bool:
-    """Whether every generated token from `start` on is its row's likeliest, with the log-probability the row records."""
-    if row.generation_top2 is None:
-        return False
-    for at in range(start, row.input_length):
-        if row.token_loss_mask[at]:
-            likely = dict(row.generation_top2[at] or ())
-            own = likely.get(row.token_ids[at])
-            if own is None or own != row.generation_logprobs[at] or any(own < other for other in likely.values()):
-                return False
-    return True
+def greedy(row: Row) -> bool:
+    """Whether every generated token is its row's likeliest, with the log-probability the row records."""
+    columns = zip(row.token_ids, row.token_loss_mask, row.generation_logprobs, row.generation_top2 or (), strict=False)
+    taken = [(token, logprob, dict(top2 or ())) for token, trained, logprob, top2 in columns if trained]
+    return all(top2.get(token) == logprob == max(top2.values()) for token, logprob, top2 in taken) and bool(taken)
 
 
 def check_row(found: Judgement, key: Key, baseline: Row, row: Row) -> None:

@@ -122,9 +122,9 @@ def plot_margins(judgement: Judgement, params: Params) -> None:
     moved = sorted(step for step in judgement.noise if step is not None)
     names = ["0", *(f"$2^{{{step}}}$" for step in moved)]
     floor.bar(names, [equal, *(judgement.noise[step] for step in moved)], color="#56B4E9", edgecolor="black")
-    floor.set(
-        xlabel="difference of log-probabilities, nats (each bar: from its power of two up)", ylabel="equal generated tokens"
-    )
+    floor.set_yscale("symlog", linthresh=1)
+    floor.tick_params(axis="x", labelsize=7)
+    floor.set(xlabel="moved by, nats (from this power of two up)", ylabel="equal generated tokens")
     steps = [f"{cut.key}: {_margins(cut, params)}" for cut in shown[:20]]
     told = "; ".join(steps) or "no row parts from the baseline"
     largest = judgement.largest.get("tail-logprobs", 0.0)
