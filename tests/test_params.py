@@ -75,6 +75,8 @@ def test_prefix_caching_switched_off_is_no_cache():
         ({"1/0/0#1": 99}, "between 1 and"),
         ({"1/0/0#1": "limit-99"}, "between 1 and"),
         ({"1/0/0#1": "half"}, "'limit' or 'limit-1'"),
+        ({"1/0/0#1": True}, "cut_tokens"),
+        ({"1/0/0#1": 1.5}, "cut_tokens"),
         ({"1/0/0#0": 3, "1/0/0#1": 3}, "the same row"),
     ],
     ids=str,
@@ -94,7 +96,13 @@ def test_the_defaults_alone_are_valid():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("[1, 2]", "a mapping"), ("a: [", "not YAML"), ("!!python/object/apply:os.getcwd []", "not YAML")]
+    ("text", "told"),
+    [
+        ("steps: 1\nseed: 2\nsteps: 3", "line 1: .steps. is given twice"),
+        ("[1, 2]", "a mapping"),
+        ("a: [", "not YAML"),
+        ("!!python/object/apply:os.getcwd []", "not YAML"),
+    ],
 )
 def test_a_file_that_is_no_mapping_is_told(tmp_path, text, told):
     file = tmp_path / "p.yaml"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
 
 from .errors import UsageError
 from .records import Key
@@ -50,7 +50,7 @@ class Params(BaseModel):
     closing_limit_tokens: list[Count] = [64, 30]
     fsync_ms: Size = 20.0
 
-    cut_tokens: dict[str, int | str] = {}
+    cut_tokens: dict[str, StrictInt | str] = {}
     kill_after_tokens: Count = 200
     timeout_s: Count = 1800
 
@@ -173,9 +173,20 @@ def read_params(file: Path) -> Params:
     return validate(read_yaml(file), str(file))
 
 
+class OnceLoader(yaml.SafeLoader):
+    """YAML's safe loader, but for a key given twice, of which the first value would be lost without a word."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"line {node.start_mark.line + 1}: {key!r} is given twice")
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(file: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(file.read_text())
+        values = yaml.load(file.read_text(), Loader=OnceLoader)
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}", "give a file such as params/smoke.yaml") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -57,7 +57,8 @@ def verdict_line(judgement: Judgement) -> str:
         told += f", {sum(r.check in r.caught_by for r in tried)} of {len(tried)} mutations caught"
     if judgement.not_run:
         told += f", {len(judgement.not_run)} not run"
-    return told + (f", {len(judgement.problems)} problems" if judgement.problems else "")
+    count = len(judgement.problems)
+    return told + (f", {count} problem{'s' * (count > 1)}" if count else "")
 
 
 def results(judgement: Judgement, provenance: dict[str, Any]) -> dict[str, Any]:
@@ -169,7 +170,7 @@ def write_junit(file: Path, told: dict[str, Any]) -> None:
 def _case(kind: str, name: str, problems: list[Problem], skipped: str | None) -> TestCase:
     case = TestCase(name, kind)
     if problems:
-        failure = Failure(f"{len(problems)} problems")
+        failure = Failure(f"{len(problems)} problem{'s' * (len(problems) > 1)}")
         failure.text = _xml(render(problems))
         case.result = [failure]
     elif skipped:
