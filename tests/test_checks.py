@@ -7,9 +7,19 @@ import msgspec
 import pytest
 from builders import STOP, at, change_records, change_row, failed, judged, params, tie
 
-from restore_parity.checks import ASSUMPTIONS, CHECKS, LN_HALF, first_difference, judge, tie_margins, window
+from restore_parity.checks import (
+    ASSUMPTIONS,
+    CHECKS,
+    LN_HALF,
+    Judgement,
+    check_share,
+    first_difference,
+    judge,
+    tie_margins,
+    window,
+)
 from restore_parity.index import load_run, load_runs
-from restore_parity.records import Key, ids_sha256
+from restore_parity.records import CutResult, Key, ids_sha256
 
 CUT, ROW, FINISHED = "1/0/0#1", "1/0/0", "1/0/1"
 
@@ -357,3 +367,39 @@ def test_first_difference_counts_a_missing_end(there, here, place):
 )
 def test_a_window_is_about_five_tokens_round_the_place(place, shown):
     assert window(list(range(10)), place) == shown
+
+
+def test_rows_behind_a_lost_one_are_still_compared(runs):
+    lines(lambda values: values[1:])(runs)
+    row("2/0/0", reward=0.9)(runs)
+    judgement = judged(runs)
+    assert [problem.key for problem in judgement.of("row-exact")] == ["2/0/0"]
+    assert [cut.status for cut in judgement.cuts if cut.key == CUT] == ["broken"] and len(judgement.cuts) == 5
+
+
+def test_all_cuts_set_aside_is_too_many_whatever_the_share():
+    found = Judgement(cuts=[CutResult(name, 1, 1, "set_aside") for name in ("1/0/0#1", "1/0/1#1")])
+    check_share(found, params(max_set_aside=1.0))
+    assert [problem.got for problem in found.problems] == ["2"]
+
+
+@pytest.mark.parametrize(("aside", "share", "ok"), [(1, 0.5, True), (1, 0.4, False), (0, 0.0, True)])
+def test_the_share_of_cuts_set_aside_is_held_to_its_bound(aside, share, ok):
+    found = Judgement(cuts=[CutResult(f"1/0/{n}#1", 1, 1, "set_aside" if n < aside else "match") for n in range(2)])
+    check_share(found, params(max_set_aside=share))
+    assert (not found.problems) == ok
+
+
+def test_log_probabilities_at_the_difference_itself_may_differ(runs):
+    tie(runs, 0.1)
+    ours = load_run(runs / "uninterrupted").only(Key(1, 0, 0)).token_ids[-4]
+    row(generation_top2=at(-4, [[99, -0.9], [ours, -1.0]]), generation_logprobs=at(-4, -0.9))(runs)
+    assert judged(runs, near_tie_margin=0.3, max_set_aside=0.5).verdict == "PASS"
+
+
+@pytest.mark.parametrize(("place", "compared"), [(-14, False), (-12, False), (-11, True), (-1, True)])
+def test_tail_log_probabilities_begin_behind_the_prefix(runs, place, compared):
+    """Of the prefix the journal is the measure, not the baseline."""
+    there = load_run(runs / "uninterrupted").only(Key(1, 0, 0)).generation_logprobs[place]
+    row(run="uninterrupted", generation_logprobs=at(place, there - 0.125))(runs)
+    assert failed(judged(runs)) == ({"tail-logprobs"} if compared else set())

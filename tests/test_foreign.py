@@ -117,3 +117,12 @@ def test_a_wrong_tail_count_in_the_origins_log_is_reported(foreign, selection, l
     lines = [RESTORED, COMPLETED.replace("tail_tokens=11", "tail_tokens=10")]
     judgement = judge(*foreign, None, params(), cuts, read_log(log(*lines)))
     assert [problem.check for problem in judgement.problems] == ["call-position"]
+
+
+def test_a_terminal_line_joins_its_restored_one_by_the_new_call(foreign, selection, log):
+    """The line names no source; the cut of all 14 tokens of the call is ended by it."""
+    terminal = "generation prefix already terminal: rollout_id=r model_call_id=new prefix_tokens=14 reason=output_limit"
+    records = read_log(log(RESTORED.replace("prefix_tokens=3", "prefix_tokens=14"), terminal))
+    cuts = read_selection(selection(cut(group_id="k-s1p0")), foreign[1])
+    judgement = judge(*foreign, None, params(), cuts, records)
+    assert judgement.verdict == "PASS" and judgement.seen["already-terminal"] == 2
