@@ -69,17 +69,10 @@ def keep_aside(folder: Path) -> None:
 
 
 def stopped_at(executed: Path) -> str:
-    """The id of the cell an execution ended in: the last one begun if it failed, else the first that never answered.
-
-    What papermill says of the cells is no help: a dead kernel leaves all of them marked completed.
-    """
+    """The id of the last code cell that was begun: of a dead kernel, papermill marks every cell completed."""
     cells = nbformat.read(executed, as_version=4).cells if executed.exists() else []
-    code = [cell for cell in cells if cell.cell_type == "code"]
-    for cell in code:
-        failed = any(output.output_type == "error" for output in cell.outputs)
-        if not cell.execution_count or (failed and "raises-exception" not in cell.metadata.tags):
-            return cell.id
-    return "none"
+    begun = [cell.id for cell in cells if cell.cell_type == "code" and cell.metadata.get("papermill", {}).get("start_time")]
+    return begun[-1] if begun else "none"
 
 
 def write_html(executed: Path, page: Path, summary: str) -> None:
