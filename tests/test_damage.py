@@ -240,8 +240,7 @@ def test_a_cut_that_is_none_is_a_mistake(runs, monkeypatch, capsys, name):
     assert caught.value.code == 2 and "cut" in capsys.readouterr().err
 
 
-def test_a_page_is_left_whatever_characters_the_rows_hold(runs, monkeypatch):
-    """A character that XML forbids is replaced in junit.xml, and every file is there."""
+def test_characters_that_xml_forbids_leave_a_readable_junit_file(runs):
     from restore_parity import results
 
     change_row(runs, "1/0/1", lambda row: row.update(group_id="\uffff\x01\ud7ff"))

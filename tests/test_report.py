@@ -107,9 +107,14 @@ def test_the_report_loads_nothing_from_elsewhere(tiny):
     assert 'src="http' not in page and "<link" not in page and "import(" not in page and "@import" not in page
 
 
-def test_saved_runs_are_judged_again_without_engine_or_model(saved, monkeypatch):
-    monkeypatch.setenv("VLLM_TARGET_DEVICE", "none")
-    assert report(saved, reuse=True, model="tiny-qwen3") == 0
+def test_saved_runs_are_judged_again_without_engine_or_model(saved, tmp_path, monkeypatch):
+    """An import of either engine or trainer library would end the report, and so would a model asked for."""
+    for name in ("vllm", "torch", "transformers"):
+        (tmp_path / "blocked").mkdir(exist_ok=True)
+        (tmp_path / "blocked" / f"{name}.py").write_text("raise SystemExit('imported')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "blocked"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no-models"))
+    assert report(saved, reuse=True) == 0 and not (tmp_path / "no-models" / "restore-parity").exists()
 
 
 def test_a_failed_restore_fails_with_a_whole_report(saved):

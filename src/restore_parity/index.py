@@ -66,14 +66,14 @@ class Run:
     def read(self, ref: RowRef) -> Row:
         if self.dump is None:
             return self.kept[ref.place.nth]
-        return self._line(ref.place.offset, ref.place.size, ref.key.train_step)[ref.place.nth]
+        return self._line(ref.place.offset, ref.place.size)[ref.place.nth]
 
     def only(self, key: Key) -> Row | None:
         """The row of a key, or None where it is missing, doubled or unsound (told by other checks)."""
         refs = self.rows.get(key, [])
         return self.read(refs[0]) if len(refs) == 1 and refs[0].sound else None
 
-    def _decode(self, offset: int, size: int, _step: int) -> list[Row | None]:
+    def _decode(self, offset: int, size: int) -> list[Row | None]:
         with self.dump.open("rb") as stream:
             stream.seek(offset)
             _, decoded = decode_line(stream.read(size))

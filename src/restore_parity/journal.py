@@ -57,8 +57,6 @@ class Call(msgspec.Struct):
     top2: list[TopTwo] = []
     finish_reason: str | None = None
     tool_ids: list[int] | None = None
-    first_token: float | None = None
-    last_token: float | None = None
 
     @property
     def is_open(self) -> bool:
@@ -134,8 +132,6 @@ class Journal:
             if not len(record.ids) == len(record.logprobs) == len(record.top2):
                 raise ValueError("ids, logprobs and top2 differ in length")
             call.extend(record.ids, record.logprobs, record.top2)
-            call.first_token = call.first_token or record.t
-            call.last_token = record.t
             self.tokens += len(record.ids)
         else:
             call.finish_reason, call.tool_ids = record.finish_reason, record.tool_ids
