@@ -13,7 +13,7 @@ from restore_parity.engine import Output
 from restore_parity.index import load_run, load_runs
 from restore_parity.journal import Journal, JsonlWriter
 from restore_parity.params import Params
-from restore_parity.records import Exit, Key, OpenCall, Row, RunInfo
+from restore_parity.records import Exit, Key, Row, RunInfo
 from restore_parity.rollouts import Generation
 from restore_parity.workload import tasks
 
@@ -107,7 +107,7 @@ def generate(
     ended = Exit(time=3.0, code=0)
     if phase == "killed":
         calls = Journal(folder / "journal.jsonl").poll().open_calls()
-        ended = Exit(time=3.0, signal=9, open_calls=[OpenCall(c.call_id, c.key, c.call_index, len(c.ids)) for c in calls])
+        ended = Exit(time=3.0, signal=9, open_calls={call.call_id: len(call.ids) for call in calls})
     else:
         for writer in filter(None, (journal, restores)):
             writer.close()

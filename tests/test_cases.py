@@ -10,6 +10,7 @@ import pytest
 from builders import STOP, at, at_place, change_records, change_row, failed, generate, healthy_runs, judged, params, tie
 
 from restore_parity.checks import judge
+from restore_parity.figures import spans
 from restore_parity.index import load_run, load_runs
 from restore_parity.records import Key, ids_sha256
 
@@ -59,7 +60,7 @@ def test_4_a_restore_from_an_empty_prefix_is_legal(tmp_path):
     judgement = judged(tmp_path)
     assert failed(judgement) == {"cut-coverage"}
     cut = judgement.cuts[0]
-    assert cut.prefix_tokens == 0 and [kind for kind, _, _ in cut.spans] == ["prompt", "tail", "tool result", "later call"]
+    assert cut.prefix_tokens == 0 and [kind for kind, _, _ in spans(cut)] == ["prompt", "tail", "tool result", "later call"]
     begun = json.loads((tmp_path / "restored" / "restores.jsonl").read_text().splitlines()[0])
     assert begun["prefix_ids_sha256"] == ids_sha256([])
 

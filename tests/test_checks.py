@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from builders import STOP, at, change_records, change_row, failed, judged, params, tie
 
+from restore_parity import figures
 from restore_parity.checks import (
     ASSUMPTIONS,
     CHECKS,
@@ -16,9 +17,9 @@ from restore_parity.checks import (
     first_difference,
     judge,
     tie_margins,
-    window,
 )
 from restore_parity.index import load_run, load_runs
+from restore_parity.messages import window
 from restore_parity.records import CutResult, Key, ids_sha256
 
 CUT, ROW, FINISHED = "1/0/0#1", "1/0/0", "1/0/1"
@@ -112,14 +113,14 @@ def shifted(values):
 
 BROKEN = {
     "kill-happened": [
-        info("killed", exit={"time": 1, "signal": 15, "open_calls": []}),
+        info("killed", exit={"time": 1, "signal": 15, "open_calls": {}}),
         info("killed", exit=None),
         info(
             "killed",
             exit={
                 "time": 1,
                 "signal": 9,
-                "open_calls": [{"call_id": "k:1/0/0#1", "key": ROW, "call_index": 1, "tokens": 2}],
+                "open_calls": {"k:1/0/0#1": 2},
             },
         ),
     ],
@@ -319,7 +320,7 @@ def test_statuses_are_told_apart(pristine, runs):
 
 
 def test_the_spans_of_a_cut_cover_its_row_from_end_to_end(pristine):
-    spans = {cut.key: cut.spans for cut in judged(pristine).cuts}
+    spans = {cut.key: figures.spans(cut) for cut in judged(pristine).cuts}
     kinds = [kind for kind, _, _ in spans[CUT]]
     assert kinds == ["prompt", "earlier call", "tool result", "prefix", "tail"]
     assert [kind for kind, _, _ in spans["1/1/1#0"]] == ["prompt", "prefix", "tail", "tool result", "later call"]
@@ -343,7 +344,8 @@ def test_without_the_killed_run_four_checks_say_why_they_did_not_run(pristine):
 
 def test_no_cut_at_all_is_incomplete(pristine):
     uninterrupted, _, restored = load_runs(pristine)
-    assert judge(uninterrupted, restored, None, params(), records=[]).verdict == "INCOMPLETE"
+    restored.restores = []
+    assert judge(uninterrupted, restored, None, params()).verdict == "INCOMPLETE"
 
 
 def test_a_problem_has_four_lines_and_the_command_that_shows_it(runs):
@@ -378,15 +380,17 @@ def test_rows_behind_a_lost_one_are_still_compared(runs):
 
 
 def test_all_cuts_set_aside_is_too_many_whatever_the_share():
-    found = Judgement(cuts=[CutResult(name, 1, 1, "set_aside") for name in ("1/0/0#1", "1/0/1#1")])
-    check_share(found, params(max_set_aside=1.0))
+    cuts = [CutResult(name, 1, 1, "set_aside") for name in ("1/0/0#1", "1/0/1#1")]
+    found = Judgement(params(max_set_aside=1.0), cuts=cuts)
+    check_share(found)
     assert [problem.got for problem in found.problems] == ["2"]
 
 
 @pytest.mark.parametrize(("aside", "share", "ok"), [(1, 0.5, True), (1, 0.4, False), (0, 0.0, True)])
 def test_the_share_of_cuts_set_aside_is_held_to_its_bound(aside, share, ok):
-    found = Judgement(cuts=[CutResult(f"1/0/{n}#1", 1, 1, "set_aside" if n < aside else "match") for n in range(2)])
-    check_share(found, params(max_set_aside=share))
+    cuts = [CutResult(f"1/0/{n}#1", 1, 1, "set_aside" if n < aside else "match") for n in range(2)]
+    found = Judgement(params(max_set_aside=share), cuts=cuts)
+    check_share(found)
     assert (not found.problems) == ok
 
 

@@ -191,7 +191,7 @@ def test_calls_opened_without_a_token_are_counted_apart(runs):
     with file.open("a") as stream:
         stream.write(json.dumps(start) + "\n")
     info = json.loads((runs / "killed" / "run.json").read_text())["exit"]
-    opened = [*info["open_calls"], {"call_id": "k:x", "key": "1/0/0", "call_index": 1, "tokens": 0}]
+    opened = info["open_calls"] | {"k:x": 0}
     edit_info(runs, "killed", exit=info | {"open_calls": opened})
     judgement = judged(runs)
     assert (judgement.verdict, judgement.counts["started_again"], len(judgement.cuts)) == ("PASS", 1, 5)

@@ -107,7 +107,8 @@ def test_the_origins_files_are_judged_with_what_they_can_show(foreign, selection
     first = row.segments()[-1][0]
     lines = [f"{RESTORED} prefix_ids_sha256={ids_sha256(row.token_ids[first : first + 3])}", COMPLETED]
     cuts = read_selection(selection(cut(group_id="k-s1p0")), restored)
-    judgement = judge(uninterrupted, restored, None, params(), cuts, read_log(log(*lines)))
+    restored.restores = read_log(log(*lines))
+    judgement = judge(uninterrupted, restored, None, params(), cuts)
     assert judgement.verdict == "PASS" and judgement.seen["prefix-hash"] == 1
     assert set(judgement.not_run) == {"kill-happened", "same-setup", "prefix-captured", "prefix-logprobs"}
 
@@ -115,7 +116,8 @@ def test_the_origins_files_are_judged_with_what_they_can_show(foreign, selection
 def test_a_wrong_tail_count_in_the_origins_log_is_reported(foreign, selection, log):
     cuts = read_selection(selection(cut(group_id="k-s1p0")), foreign[1])
     lines = [RESTORED, COMPLETED.replace("tail_tokens=11", "tail_tokens=10")]
-    judgement = judge(*foreign, None, params(), cuts, read_log(log(*lines)))
+    foreign[1].restores = read_log(log(*lines))
+    judgement = judge(*foreign, None, params(), cuts)
     assert [problem.check for problem in judgement.problems] == ["call-position"]
 
 
@@ -124,5 +126,6 @@ def test_a_terminal_line_joins_its_restored_one_by_the_new_call(foreign, selecti
     terminal = "generation prefix already terminal: rollout_id=r model_call_id=new prefix_tokens=14 reason=output_limit"
     records = read_log(log(RESTORED.replace("prefix_tokens=3", "prefix_tokens=14"), terminal))
     cuts = read_selection(selection(cut(group_id="k-s1p0")), foreign[1])
-    judgement = judge(*foreign, None, params(), cuts, records)
+    foreign[1].restores = records
+    judgement = judge(*foreign, None, params(), cuts)
     assert judgement.verdict == "PASS" and judgement.seen["already-terminal"] == 2

@@ -78,7 +78,10 @@ def test_a_broken_line_is_told_and_the_others_are_read(runs, line):
 )
 def test_a_missing_field_is_named(runs, field):
     change_row(runs, "1/0/1", lambda row: row.pop(field))
-    assert f"line 2, row 0|every field of a row, each of its type|Object missing required field `{field}`" in told(runs)[0]
+    assert (
+        f"line 2, row 0|every field of a row, each of its type, its numbers finite|Object missing required field `{field}`"
+        in told(runs)[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +121,7 @@ def test_a_row_without_a_generated_token_is_told(runs):
 
 def test_a_nan_reward_is_told(runs):
     change_row(runs, "1/0/1", lambda row: row.update(reward=float("nan")))
-    assert told(runs)[0].endswith("reward|a finite number|nan")
+    assert told(runs)[0].endswith("got `null`, NaN or Infinity - at `$.reward`")
 
 
 def test_other_line_ends_inside_text_do_not_part_a_line(runs):

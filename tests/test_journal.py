@@ -5,8 +5,7 @@ import os
 
 import pytest
 
-from restore_parity.journal import Journal, JournalError, JsonlWriter
-from restore_parity.records import Delta, End, Start
+from restore_parity.journal import Delta, End, Journal, JournalError, JsonlWriter, Start
 
 START = Start("c", "1/0/0", 0, "g", [5, 6], 9, 1.0)
 DELTA = Delta("c", [7, 8], [-0.5, -0.25], [[(7, -0.5), (9, -2.0)], [(8, -0.25), (9, -2.0)]], 2.0)

@@ -60,7 +60,7 @@ def test_a_check_that_no_cell_told_of_leaves_no_results(pristine, tmp_path):
 def test_a_check_cell_raises_its_problems_and_only_its_own(broken):
     judgement = judged(broken)
     results.require(judgement, "row-membership")
-    with pytest.raises(ParityError, match=r"(?s)row-exact: 1 of 8 comparisons failed.*expected.*got.*next"):
+    with pytest.raises(ParityError, match=r"(?s)row-exact: 1 of 32 comparisons failed.*expected.*got.*next"):
         results.require(judgement, "row-exact")
 
 

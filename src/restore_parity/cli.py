@@ -13,7 +13,7 @@ from .cuts import cut_text
 from .errors import Told, UsageError
 from .index import load_killed, load_run
 from .models import model_path, text_of
-from .params import read_params, read_yaml, validate
+from .params import Params, read_params, read_yaml, validate
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -57,15 +57,13 @@ def check(
         raise UsageError(f"{killed}: no folder of a run")
     baseline, resumed = load_run(uninterrupted, "uninterrupted"), load_run(restored, "restored")
     dead = load_killed(killed) if killed else None
-    saved = resumed.info.params if resumed.info else {}
-    thresholds = read_params(params) if params else validate(saved, f"{restored}/run.json")
-    cuts = records = None
-    if selection:
-        records = foreign.read_log(log)
-        cuts = foreign.read_selection(selection, resumed)
+    thresholds = read_params(params) if params else resumed.params or Params()
+    cuts = foreign.read_selection(selection, resumed) if selection else None
+    if log:
+        resumed.restores = foreign.read_log(log)
     look = f"--runs {restored.parent}" if killed else ""
     text = text_of(resumed.info.setup.get("model", "")) if resumed.info else None
-    found = judge(baseline, resumed, dead, thresholds, cuts, records, look, text)
+    found = judge(baseline, resumed, dead, thresholds, cuts, look=look, text=text)
     told = results.results(found, results.provenance(thresholds, filter(None, (baseline, dead, resumed))))
     if json:
         try:

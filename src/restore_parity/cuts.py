@@ -30,7 +30,7 @@ def cut_text(name: str, runs: Path) -> str:
     for call in calls:
         ended = call.finish_reason or "open at the kill"
         lines.append(f"killed    {call.call_id}: {len(call.ids)} tokens of {call.max_tokens}, {ended}")
-        for record in restored.restores or []:
+        for record in restored.restores:
             if record.source_call_id == call.call_id:
                 lines.append(f"restored  {msgspec.json.encode(record).decode()}")
     for run, row in rows.items():

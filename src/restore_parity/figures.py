@@ -74,12 +74,26 @@ def show(figure: Figure, alt: str) -> None:
     pyplot.close(figure)
 
 
+def spans(cut: CutResult) -> list[tuple[str, int, int]]:
+    """What the tokens of a restored row are, from its start to its end, as (kind, start, stop)."""
+    parts, place = [], 0
+    for number, (first, stop) in enumerate(cut.segments):
+        parts.append(("tool result" if number else "prompt", place, first))
+        if number == cut.call_index:
+            seam = min(first + cut.prefix_tokens, stop)
+            parts += [("prefix", first, seam), ("tail", seam, stop)]
+        else:
+            parts.append(("earlier call" if number < cut.call_index else "later call", first, stop))
+        place = stop
+    return [part for part in parts if part[1] < part[2]]
+
+
 def plot_boundaries(judgement: Judgement) -> None:
     """The token boundaries of each cut's row, to scale."""
     cuts = judgement.cuts
     figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.32 * len(cuts)), layout="constrained")
     for height, cut in enumerate(cuts):
-        for kind, start, stop in cut.spans:
+        for kind, start, stop in spans(cut):
             colour, hatch = KINDS[kind]
             axes.barh(height, stop - start, left=start, height=0.7, color=colour, hatch=hatch, edgecolor="white", lw=0)
         if cut.first_difference is not None:

@@ -5,10 +5,45 @@ import os
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+from msgspec import Struct
 
-from .records import Delta, End, Key, Start, TopTwo
+from .records import Key, TopTwo
+
+
+class Start(Struct, frozen=True, tag="start", tag_field="event"):
+    """A call was requested: its prompt without a prefix, and the limit of prefix and tail together."""
+
+    call_id: str
+    key: str
+    call_index: int
+    group_id: str
+    prompt_ids: list[int]
+    max_tokens: int
+    t: float  # seconds since the epoch, as in every record
+    prefix_tokens: int = 0
+
+
+class Delta(Struct, frozen=True, tag="delta", tag_field="event"):
+    """Tokens one engine step gave a call; all three lists are as long as `ids`."""
+
+    call_id: str
+    ids: list[int]
+    logprobs: list[float]
+    top2: list[TopTwo]
+    t: float
+
+
+class End(Struct, frozen=True, tag="end", tag_field="event"):
+    """A call ended. Where the tool ran for it, its result comes in the same record, so that no kill parts the two."""
+
+    call_id: str
+    finish_reason: Literal["stop", "length"]
+    t: float
+    tool_ids: list[int] | None = None  # the untrained tokens that follow the call
+
 
 Record = Start | Delta | End
 

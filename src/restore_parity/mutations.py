@@ -21,8 +21,6 @@ from .records import (
     Completed,
     Exit,
     Key,
-    MutationResult,
-    OpenCall,
     Restored,
     RestoreRecord,
     Row,
@@ -33,6 +31,14 @@ from .records import (
 MANY_ROWS = 64
 Rows = dict[Key, Row]
 COLUMNS = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs", "generation_top2")
+
+
+class MutationResult(Struct, frozen=True):
+    """Whether a deliberately broken copy of the rows was reported. `caught_by`: None where they hold no place for it."""
+
+    id: str
+    check: str  # must be among caught_by
+    caught_by: list[str] | None
 
 
 class World(Struct, frozen=True):
@@ -73,7 +79,7 @@ def world_of(uninterrupted: Run, killed: Run, restored: Run, keys: list[Key] | N
         baseline={key: there for key, (there, _) in whole.items()},
         rows={key: here for key, (_, here) in whole.items()},
         calls=calls,
-        records=[record for record in restored.restores or [] if record.source_call_id in calls],
+        records=[record for record in restored.restores if record.source_call_id in calls],
         infos={run.name: run.info for run in (uninterrupted, killed, restored)},
     )
 
@@ -83,7 +89,7 @@ def judged(world: World, params: Params) -> Judgement:
     runs = {
         "uninterrupted": run_of("uninterrupted", [(k.train_step, row) for k, row in world.baseline.items()]),
         "restored": run_of("restored", [*((k.train_step, row) for k, row in world.rows.items()), *world.extra]),
-        "killed": Run("killed", None),
+        "killed": Run("killed"),
     }
     for name, run in runs.items():
         run.info, run.planned = world.infos[name], set(world.baseline)
@@ -92,9 +98,10 @@ def judged(world: World, params: Params) -> Judgement:
     runs["killed"].journal = journal
     ended = world.infos["killed"].exit
     if ended and ended.open_calls:  # the supervisor's count, of the calls of this world
-        seen = [OpenCall(c.call_id, c.key, c.call_index, len(c.ids)) for c in world.calls.values()]
+        seen = {call.call_id: len(call.ids) for call in world.calls.values()}
         runs["killed"].info = replace(world.infos["killed"], exit=replace(ended, open_calls=seen))
-    return judge(runs["uninterrupted"], runs["restored"], runs["killed"], params, records=world.records)
+    runs["restored"].restores = world.records
+    return judge(runs["uninterrupted"], runs["restored"], runs["killed"], params)
 
 
 def subjects(world: World, params: Params) -> list[Subject]:

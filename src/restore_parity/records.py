@@ -2,11 +2,15 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from itertools import pairwise
+from typing import Annotated, Any, Literal, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-TopTwo = list[tuple[int, float]]  # the two likeliest (token id, log-probability in nats), likeliest first
+TokenId = Annotated[int, Meta(ge=0)]
+Logprob = Annotated[float, Meta(le=0)]  # nats
+Mask = Annotated[float, Meta(ge=0, le=1, multiple_of=1)]
+TopTwo = list[tuple[int, float | None]]  # (token id, log-probability in nats), likeliest first; None: not a finite number
 
 
 class Key(NamedTuple):
@@ -35,84 +39,35 @@ def ids_sha256(ids: Sequence[int]) -> str:
     return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()
 
 
-# --- journal.jsonl ----------------------------------------------------------------------------------------------
-
-
-class Start(Struct, frozen=True, tag="start", tag_field="event"):
-    """A call was requested: its prompt without a prefix, and the limit of prefix and tail together."""
+class RestoreRecord(Struct, frozen=True, kw_only=True, tag_field="event"):
+    """A line of restores.jsonl. Fields that the origin's log lines lack are None."""
 
     call_id: str
-    key: str
-    call_index: int
-    group_id: str
-    prompt_ids: list[int]
-    max_tokens: int
-    t: float  # seconds since the epoch, as in every record
-    prefix_tokens: int = 0
-
-
-class Delta(Struct, frozen=True, tag="delta", tag_field="event"):
-    """Tokens one engine step gave a call; all three lists are as long as `ids`."""
-
-    call_id: str
-    ids: list[int]
-    logprobs: list[float]
-    top2: list[TopTwo]
-    t: float
-
-
-class End(Struct, frozen=True, tag="end", tag_field="event"):
-    """A call ended. Where the tool ran for it, its result comes in the same record, so that no kill parts the two."""
-
-    call_id: str
-    finish_reason: Literal["stop", "length"]
-    t: float
-    tool_ids: list[int] | None = None  # the untrained tokens that follow the call
-
-
-# --- restores.jsonl ---------------------------------------------------------------------------------------------
-
-
-class Restored(Struct, frozen=True, tag="restored", tag_field="event", kw_only=True):
-    """A cut call was taken up again. Fields that older foreign logs lack are None."""
-
-    call_id: str
-    source_call_id: str
+    source_call_id: str | None = None
     prefix_tokens: int
     group_id: str | None = None
     generation_index: int | None = None
     call_index: int | None = None
+
+
+class Restored(RestoreRecord, frozen=True, kw_only=True, tag="restored"):
+    """A cut call was taken up again."""
+
+    source_call_id: str
     prefix_ids_sha256: str | None = None
     max_tokens: int | None = None
 
 
-class Completed(Struct, frozen=True, tag="completed", tag_field="event", kw_only=True):
-    call_id: str
+class Completed(RestoreRecord, frozen=True, kw_only=True, tag="completed"):
     source_call_id: str
-    prefix_tokens: int
     tail_tokens: int
     finish_reason: str | None = None
-    group_id: str | None = None
-    generation_index: int | None = None
-    call_index: int | None = None
 
 
-class AlreadyTerminal(Struct, frozen=True, tag="already_terminal", tag_field="event", kw_only=True):
+class AlreadyTerminal(RestoreRecord, frozen=True, kw_only=True, tag="already_terminal"):
     """Nothing was requested: the limit was used up, or a stop token was captured."""
 
-    call_id: str
-    source_call_id: str | None = None  # the origin's log line has only the new id
-    prefix_tokens: int
     reason: str | None = None
-    group_id: str | None = None
-    generation_index: int | None = None
-    call_index: int | None = None
-
-
-RestoreRecord = Restored | Completed | AlreadyTerminal
-
-
-# --- training.jsonl ---------------------------------------------------------------------------------------------
 
 
 class Row(Struct, frozen=True):
@@ -124,10 +79,10 @@ class Row(Struct, frozen=True):
     input_length: int
     sample_loss_mask: float
     reward: float
-    token_ids: list[int]
-    token_loss_mask: list[float]
+    token_ids: list[TokenId]
+    token_loss_mask: list[Mask]
     advantages: list[float]
-    generation_logprobs: list[float]
+    generation_logprobs: list[Logprob]
     prev_logprobs: list[float]
     sample_id: str | None = None
     generation_top2: list[TopTwo | None] | None = None
@@ -135,24 +90,8 @@ class Row(Struct, frozen=True):
 
     def segments(self) -> list[tuple[int, int]]:
         """The trained segments as half-open (start, stop) places, one a call, in order."""
-        found, start = [], None
-        for place, trained in enumerate([*self.token_loss_mask, 0]):
-            if trained and start is None:
-                start = place
-            elif not trained and start is not None:
-                found.append((start, place))
-                start = None
-        return found
-
-
-# --- run.json ---------------------------------------------------------------------------------------------------
-
-
-class OpenCall(Struct, frozen=True):
-    call_id: str
-    key: str
-    call_index: int
-    tokens: int
+        edges = [at for at, (one, other) in enumerate(pairwise([0, *self.token_loss_mask, 0])) if one != other]
+        return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 class Exit(Struct, frozen=True):
@@ -161,12 +100,12 @@ class Exit(Struct, frozen=True):
     time: float
     signal: int | None = None  # 9 for the killed run
     code: int | None = None
-    open_calls: list[OpenCall] = []
+    open_calls: dict[str, int] = {}  # call_id to its tokens in the journal
     removed: list[str] = []  # shared-memory files the killed group had left behind
 
 
 class RunInfo(Struct, frozen=True):
-    """What one run was. `setup` is what must be equal in the three runs for their rows to be comparable."""
+    """run.json: what one run was. `setup` is what must be equal in the three runs for their rows to be comparable."""
 
     phase: str
     run_id: str
@@ -182,33 +121,6 @@ class RunInfo(Struct, frozen=True):
     trained: float | None = None  # the dump was complete
 
 
-# --- what the checks find ---------------------------------------------------------------------------------------
-
-
-class Problem(Struct, frozen=True):
-    """One violation: what `check` expected at `where` of the row or cut `key`, and the command to look further."""
-
-    check: str
-    key: str
-    where: str
-    expected: str
-    got: str
-    next: str
-
-    def __str__(self) -> str:
-        head = f"{self.check} {self.key}".rstrip()
-        parts = [("where", self.where), ("expected", self.expected), ("got", self.got), ("next", self.next)]
-        return "\n".join([head, *(f"  {name:<8}  {text}" for name, text in parts)])
-
-
-class MutationResult(Struct, frozen=True):
-    """Whether a deliberately broken copy of the rows was reported. `caught_by`: None where they hold no place for it."""
-
-    id: str
-    check: str  # must be among caught_by
-    caught_by: list[str] | None
-
-
 class CutResult(Struct, frozen=True):
     """What the cut check found of one cut; places count tokens from the row's start."""
 
@@ -217,10 +129,11 @@ class CutResult(Struct, frozen=True):
     tail_tokens: int
     status: Literal["match", "set_aside", "broken"]
     limit_tokens: int | None = None
-    segment: tuple[int, int] | None = None
+    ended: str | None = None  # the restored call's finish reason, or why nothing was requested
+    segments: list[tuple[int, int]] = []  # the restored row's calls, half-open
+    call_index: int = 0  # which of them was cut
     first_difference: int | None = None
     tokens: tuple[int, int] | None = None  # at the first difference: uninterrupted, restored
     margin_uninterrupted: float | None = None
     margin_restored: float | None = None
     margin_trainer: float | None = None  # signed: over 0 where the trainer prefers the baseline's token
-    spans: list[tuple[str, int, int]] = []  # the restored row: (prompt | earlier call | tool result | …, start, stop)

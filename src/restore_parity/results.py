@@ -14,19 +14,12 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 from .checks import CHECKS, Judgement
 from .errors import IncompleteError, ParityError
 from .index import Run
+from .messages import Problem, render
 from .params import Params
-from .records import Problem
 
 NOT_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-SHOWN = 20  # problems a message shows; results.json holds all
 SUMMARY_BYTES = 900_000  # a step summary over 1 MiB is dropped whole
 LIBRARIES = ("restore-parity", "torch", "transformers", "papermill", "nbconvert")
-
-
-def render(problems: list[Problem]) -> str:
-    more = len(problems) - SHOWN
-    shown = "\n\n".join(map(str, problems[:SHOWN]))
-    return shown + (f"\n\n… and {more} more, all of them in results.json" if more > 0 else "")
 
 
 def require(judgement: Judgement, check: str) -> None:
@@ -46,8 +39,7 @@ def require(judgement: Judgement, check: str) -> None:
 
 def verdict_line(judgement: Judgement) -> str:
     """The verdict in words with the counts that carry it."""
-    counts, cuts = judgement.counts, judgement.cuts
-    aside = sum(cut.status == "set_aside" for cut in cuts)
+    counts, cuts, aside = judgement.counts, judgement.cuts, judgement.set_aside
     told = (
         f"{judgement.verdict}: {counts['rows']} rows ({counts['tokens']} tokens, {counts['generated_tokens']} generated), "
         f"{len(cuts)} cuts, {aside} set aside, {len(CHECKS) - len(judgement.not_run)} checks run"
@@ -70,7 +62,7 @@ def results(judgement: Judgement, provenance: dict[str, Any]) -> dict[str, Any]:
     ]
     counts = dict(judgement.counts) | {
         "cuts": len(judgement.cuts),
-        "set_aside": sum(cut.status == "set_aside" for cut in judgement.cuts),
+        "set_aside": judgement.set_aside,
     }
     return {
         "verdict": judgement.verdict,
@@ -104,7 +96,7 @@ def provenance(params: Params, runs: Iterable[Run] = ()) -> dict[str, Any]:
         if run.info is not None:
             entry = {name: getattr(run.info, name) for name in ("run_id", "setup", "device", "git_revision", "start")}
         if run.dump is not None:
-            with run.dump.open("rb") as stream:
+            with run.open() as stream:
                 entry["dump_sha256"] = hashlib.file_digest(stream, "sha256").hexdigest()
         if run.journal is not None and run.journal.torn:
             entry["torn"] = run.journal.torn

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from .engine import Engine
-from .journal import Call, Journal, JsonlWriter
+from .journal import Call, Delta, End, Journal, JsonlWriter, Start
 from .params import Params
-from .records import AlreadyTerminal, Completed, Delta, End, Key, Restored, Row, Start, cut_name, ids_sha256
+from .records import AlreadyTerminal, Completed, Key, Restored, Row, cut_name, ids_sha256
 from .workload import Codec, Task, reward, run_tool
 
 

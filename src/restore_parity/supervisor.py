@@ -19,7 +19,7 @@ from tqdm import tqdm
 from .errors import IncompleteError, UsageError
 from .journal import Journal, JournalError
 from .params import Params
-from .records import Exit, OpenCall, RunInfo, cut_name
+from .records import Exit, RunInfo, cut_name
 
 PHASES = ("uninterrupted", "killed", "restored")
 POLL_S = 0.02
@@ -201,7 +201,7 @@ class Child:
             time=killed,
             signal=-code if code < 0 else None,
             code=code if code >= 0 else None,
-            open_calls=[OpenCall(call.call_id, call.key, call.call_index, len(call.ids)) for call in calls],
+            open_calls={call.call_id: len(call.ids) for call in calls},
             removed=[path.name for path in left],
         )
 
