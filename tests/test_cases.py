@@ -11,6 +11,7 @@ from builders import STOP, at, at_place, change_records, change_row, failed, gen
 
 from restore_parity.checks import judge
 from restore_parity.figures import spans
+from restore_parity.foreign import cuts_of_records
 from restore_parity.index import load_run, load_runs
 from restore_parity.records import Key, ids_sha256
 
@@ -111,7 +112,7 @@ def test_11_equal_rows_without_a_restore_record_are_no_pass(runs):
     """Without the killed run nothing says that anything was cut; with it, cuts were ignored, and that is worse."""
     change_records(runs, lambda old: [])
     uninterrupted, killed, restored = load_runs(runs)
-    assert judge(uninterrupted, restored, None, params()).verdict == "INCOMPLETE"
+    assert judge(uninterrupted, restored, None, params(), cuts_of_records(restored)).verdict == "INCOMPLETE"
     assert judge(uninterrupted, restored, killed, params()).verdict == "FAIL"
 
 

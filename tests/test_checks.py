@@ -18,6 +18,7 @@ from restore_parity.checks import (
     judge,
     tie_margins,
 )
+from restore_parity.foreign import cuts_of_records
 from restore_parity.index import load_run, load_runs
 from restore_parity.messages import window
 from restore_parity.records import CutResult, Key, ids_sha256
@@ -315,7 +316,7 @@ def test_the_trainers_view_of_the_two_tokens_stands_beside_the_engines(runs):
 
 def test_statuses_are_told_apart(pristine, runs):
     uninterrupted, _, restored = load_runs(pristine)
-    judgement = judge(uninterrupted, restored, None, params())
+    judgement = judge(uninterrupted, restored, None, params(), cuts_of_records(restored))
     assert [judgement.status(check) for check in ("row-exact", "prefix-captured")] == ["pass", "not_run"]
 
 
@@ -337,7 +338,7 @@ def test_the_noise_of_equal_tokens_is_counted_by_powers_of_two(runs):
 
 def test_without_the_killed_run_four_checks_say_why_they_did_not_run(pristine):
     uninterrupted, _, restored = load_runs(pristine)
-    judgement = judge(uninterrupted, restored, None, params())
+    judgement = judge(uninterrupted, restored, None, params(), cuts_of_records(restored))
     assert judgement.verdict == "PASS" and len(judgement.cuts) == 5
     assert set(judgement.not_run) == {"kill-happened", "prefix-captured", "prefix-logprobs", "token-budget"}
 
@@ -345,7 +346,7 @@ def test_without_the_killed_run_four_checks_say_why_they_did_not_run(pristine):
 def test_no_cut_at_all_is_incomplete(pristine):
     uninterrupted, _, restored = load_runs(pristine)
     restored.restores = []
-    assert judge(uninterrupted, restored, None, params()).verdict == "INCOMPLETE"
+    assert judge(uninterrupted, restored, None, params(), cuts_of_records(restored)).verdict == "INCOMPLETE"
 
 
 def test_a_problem_has_four_lines_and_the_command_that_shows_it(runs):

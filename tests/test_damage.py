@@ -82,8 +82,8 @@ def test_a_row_lost_from_both_dumps_is_not_lost_on_the_checker(runs):
         ("restored", {"run_id": "u"}),
         ("restored", {"trained": None}),
         ("uninterrupted", {"exit": {"time": 1, "signal": 9}}),
-        ("uninterrupted", {"stop_token_ids": []}),
-        ("killed", {"params_sha256": "other"}),
+        ("uninterrupted", {"setup": {}}),
+        ("killed", {"setup": {}}),
     ],
     ids=str,
 )

@@ -67,7 +67,7 @@ def test_completed_and_terminal_lines_are_read(log):
     terminal = "generation prefix already terminal: rollout_id=r model_call_id=new prefix_tokens=9 reason=output_limit"
     completed, ended = read_log(log(COMPLETED, terminal))
     assert completed == Completed(call_id="new", source_call_id="old", prefix_tokens=3, tail_tokens=11)
-    assert ended == AlreadyTerminal(call_id="new", prefix_tokens=9, reason="output_limit")
+    assert ended == AlreadyTerminal(call_id="new", source_call_id="old", prefix_tokens=9, reason="output_limit")
 
 
 def test_lines_that_ray_folded_are_incomplete(log):
@@ -87,7 +87,7 @@ def test_a_broken_line_is_named(log):
 )
 def test_a_selection_joins_its_rows_by_group_and_generation(selection, pristine, content):
     (found,) = read_selection(selection(content), load_run(pristine / "restored"))
-    assert (str(found.key), found.source_call_id, found.limit_tokens, found.call_index) == ("1/0/0", "old", 14, None)
+    assert (str(found.key), found.call_id, found.max_tokens, found.call_index) == ("1/0/0", "old", 14, None)
 
 
 def test_a_selected_cut_without_a_row_is_incomplete(selection, pristine):

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from restore_parity.journal import Delta, End, Journal, JournalError, JsonlWriter, Start
+from restore_parity.records import Key
 
 START = Start("c", "1/0/0", 0, "g", [5, 6], 9, 1.0)
 DELTA = Delta("c", [7, 8], [-0.5, -0.25], [[(7, -0.5), (9, -2.0)], [(8, -0.25), (9, -2.0)]], 2.0)
@@ -25,7 +26,7 @@ def test_a_call_comes_back_as_it_was_written(tmp_path):
     journal = written(tmp_path, START, DELTA, End("c", "stop", 3.0, [4])).poll()
     call = journal.calls["c"]
     assert (call.ids, call.logprobs, call.finish_reason, call.tool_ids) == ([7, 8], [-0.5, -0.25], "stop", [4])
-    assert journal.tool_runs == {"1/0/0": 1}
+    assert journal.tool_runs == {Key(1, 0, 0): 1}
 
 
 def test_a_call_without_end_is_open(tmp_path):

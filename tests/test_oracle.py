@@ -35,7 +35,7 @@ def worlds(tmp_path_factory) -> list[World]:
 
 def plain(world: World) -> dict:
     """The same world as dictionaries, for a comparer that shares nothing with the checker."""
-    calls = [msgspec.to_builtins(call) for call in world.calls.values()]
+    calls = [msgspec.to_builtins(call) | {"key": str(call.key)} for call in world.calls.values()]
     infos = {name: msgspec.to_builtins(info) for name, info in world.infos.items()}
     extra = [(f"{step}/{row.prompt_idx}/{row.generation_index}", msgspec.to_builtins(row)) for step, row in world.extra]
     return {
@@ -45,7 +45,7 @@ def plain(world: World) -> dict:
         "calls": calls,
         "records": [msgspec.to_builtins(record) for record in world.records],
         "infos": infos,
-        "stop_ids": world.infos["restored"].stop_token_ids,
+        "stop_ids": world.infos["restored"].setup.get("stop_token_ids", []),
     }
 
 

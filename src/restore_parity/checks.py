@@ -3,7 +3,7 @@
 import math
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -14,7 +14,7 @@ from .index import Run
 from .journal import Call
 from .messages import Problem, window
 from .params import Params
-from .records import Completed, CutResult, Exit, Key, Restored, RestoreRecord, Row, TopTwo, cut_name, ids_sha256
+from .records import Completed, CutResult, Exit, Key, Restored, RestoreRecord, Row, TopTwo, ids_sha256
 
 CHECKS = (
     *("kill-happened", "cut-coverage", "same-setup", "reward-signal", "dump-complete", "row-membership"),
@@ -24,20 +24,6 @@ CHECKS = (
 )
 ASSUMPTIONS = ("kill-happened", "cut-coverage", "same-setup", "reward-signal")  # failed: INCOMPLETE, not FAIL
 LN_HALF = math.log(0.5)
-
-
-class Cut(Struct, frozen=True):
-    """A call that was open at the kill. `captured` and `limit_tokens` are None where no journal tells them."""
-
-    key: Key
-    call_index: int | None  # None: the row's last call
-    source_call_id: str
-    captured: Call | None = None
-    limit_tokens: int | None = None
-
-    @property
-    def name(self) -> str:
-        return str(self.key) if self.call_index is None else cut_name(self.key, self.call_index)
 
 
 class Judgement(Struct):
@@ -89,31 +75,30 @@ class Judgement(Struct):
 
 
 def judge(
-    uninterrupted: Run, restored: Run, killed: Run | None, params: Params, cuts: list[Cut] | None = None, **shown
+    uninterrupted: Run, restored: Run, killed: Run | None, params: Params, cuts: Sequence[Call] = (), **shown
 ) -> Judgement:
-    """Apply every check. `cuts` stands in for the killed run's journal (foreign runs); `shown`: look and text."""
-    found = Judgement(params, set(restored.info.stop_token_ids if restored.info else ()), **shown)
-    opened = find_cuts(killed, restored) if cuts is None else cuts
-    sources = {record.call_id: record.source_call_id for record in restored.restores if isinstance(record, Restored)}
+    """Apply every check. What was cut, the killed run's journal tells, or `cuts` without one. `shown`: look and text."""
+    found = Judgement(params, set(restored.info.setup.get("stop_token_ids", ()) if restored.info else ()), **shown)
+    opened = killed.journal.open_calls() if killed else cuts
     records, by_key = defaultdict(list), defaultdict(list)
     for record in restored.restores:
-        records[record.source_call_id or sources.get(record.call_id)].append(record)
+        records[record.source_call_id].append(record)
     # a call without a captured token is no cut: it starts again, and is checked only where it says it was restored
-    cuts = [cut for cut in opened if cut.captured is None or cut.captured.ids or records[cut.source_call_id]]
+    cuts = [cut for cut in opened if cut.ids != [] or records[cut.call_id]]
     for cut in cuts:
         by_key[cut.key].append(cut)
     found.counts["started_again"] = len(opened) - len(cuts)
     check_setup(found, uninterrupted, restored, killed)
     check_dumps(found, uninterrupted, restored, {cut.key for cut in opened})
-    groups, least = {cut.key[:2] for cut in cuts if cut.captured is None or cut.captured.ids}, max(params.min_cut_groups, 1)
+    groups, least = {cut.key[:2] for cut in cuts if cut.ids != []}, max(params.min_cut_groups, 1)
     expected = f"calls cut behind a captured token in {least} groups"
     found.expect("cut-coverage", len(groups) >= least, "killed run", expected, f"in {len(groups)}; {len(opened)} were open")
-    for source in sorted(map(str, records.keys() - {cut.source_call_id for cut in opened})) if opened else ():
+    for source in sorted(records.keys() - {cut.call_id for cut in opened}) if opened else ():
         found.expect("restored-once", False, "restore records", "records of cut calls only", f"one of {source}")
     rewards, first_set_aside = Counter(), math.inf
     for key in sorted(uninterrupted.rows.keys() | restored.rows.keys() | by_key.keys()):
         baseline, row = uninterrupted.only(key), restored.only(key)
-        results = [check_cut(found, cut, baseline, row, records[cut.source_call_id]) for cut in by_key[key]]
+        results = [check_cut(found, cut, baseline, row, records[cut.call_id]) for cut in by_key[key]]
         found.cuts += results
         if baseline is None:
             continue
@@ -137,20 +122,6 @@ def judge(
     return found
 
 
-def find_cuts(killed: Run | None, restored: Run) -> list[Cut]:
-    """The calls open at the kill, from the killed run's journal; without one, what the restore records say."""
-    if killed is not None:
-        calls = killed.journal.open_calls()
-        return [Cut(Key.parse(c.key), c.call_index, c.call_id, c, c.max_tokens) for c in calls]
-    places = {(ref.group_id, key.generation_index): key for key, refs in restored.rows.items() for ref in refs}
-    cuts = {}
-    for record in restored.restores:
-        key = places.get((record.group_id, record.generation_index))
-        if isinstance(record, Restored) and key is not None:
-            cuts.setdefault(record.source_call_id, Cut(key, record.call_index, record.source_call_id))
-    return list(cuts.values())
-
-
 def check_setup(found: Judgement, uninterrupted: Run, restored: Run, killed: Run | None) -> None:
     """The experiment took place, on one workload."""
     infos = {"uninterrupted": uninterrupted.info, "restored": restored.info}
@@ -172,9 +143,8 @@ def check_setup(found: Judgement, uninterrupted: Run, restored: Run, killed: Run
         if not found.expect("same-setup", info is not None, where, "the settings of this run", "no such file"):
             continue
         ended = role == "killed" or (info.exit is not None and info.exit.code == 0 and info.trained is not None)
-        there = first.setup | {"phase": role, "came to its end": True, "params": first.params_sha256}
-        here = info.setup | {"phase": info.phase, "came to its end": ended, "params": info.params_sha256}
-        there["stop_token_ids"], here["stop_token_ids"] = first.stop_token_ids, info.stop_token_ids
+        there = first.setup | {"phase": role, "came to its end": True}
+        here = info.setup | {"phase": info.phase, "came to its end": ended}
         for name in sorted(there.keys() | here.keys()):
             one, other = there.get(name), here.get(name)
             found.expect("same-setup", one == other, f"{where}, {name}", f"{one!r}", repr(other))
@@ -203,40 +173,42 @@ def check_dumps(found: Judgement, uninterrupted: Run, restored: Run, cut_rows: s
             found.expect("group-membership", len(got) == 1, f"{run.name}, {one}", "one prompt, one group", got)
 
 
-def check_cut(found: Judgement, cut: Cut, baseline: Row | None, row: Row | None, records: list[RestoreRecord]) -> CutResult:
+def check_cut(
+    found: Judgement, cut: Call, baseline: Row | None, row: Row | None, records: list[RestoreRecord]
+) -> CutResult:
     """The one cut check: a captured prefix was restored once, in its place, unchanged, within its budget, to its end;
     and the row is the baseline's, or parts from it at a shown near-tie."""
     expect, before = partial(found.expect, key=cut.name), len(found.problems)
     begun = [record for record in records if isinstance(record, Restored)]
     ended = [record for record in records if not isinstance(record, Restored)]
-    expect("restored-once", len(begun) == 1, "restore records", "one restored record", _ids(begun))
-    expect("completed-once", len(ended) == 1, "restore records", "one completed or already_terminal record", _ids(ended))
+    for check, these, what in (("restored-once", begun, "restored"), ("completed-once", ended, "completed or terminal")):
+        got = [record.call_id for record in these]
+        expect(check, len(these) == 1, "restore records", f"one {what} record", got)
     if not begun or not ended or row is None:
-        return CutResult(cut.name, begun[0].prefix_tokens if begun else 0, 0, "broken", cut.limit_tokens)
-    start, end, captured, limit = begun[0], ended[0], cut.captured, cut.limit_tokens
+        return CutResult(cut.name, begun[0].prefix_tokens if begun else 0, 0, "broken", cut.max_tokens)
+    start, end, captured, limit = begun[0], ended[0], cut.ids is not None, cut.max_tokens
     done, segments = isinstance(end, Completed), row.segments()
     p, tail, index = start.prefix_tokens, end.tail_tokens if done else 0, cut.call_index
     index = len(segments) - 1 if index is None else index
     first, stop = segments[index] if index < len(segments) else (row.input_length, row.input_length)
     where = f"row {cut.key}, tokens {first} to {stop}"
-    group = captured.group_id if captured else row.group_id
-    place = {"call_id": start.call_id, "prefix_tokens": p, "group_id": group, "call_index": index}
+    place = {"call_id": start.call_id, "prefix_tokens": p, "group_id": cut.group_id, "call_index": index}
     place["generation_index"] = cut.key.generation_index
     for record in (start, end):
         said = {name: getattr(record, name) for name in place}
-        if captured is None:  # the origin's log says less; a record of our own that does is broken
+        if not captured:  # the origin's log says less; a record of our own that does is broken
             said = {name: place[name] if value is None else value for name, value in said.items()}
         expect("call-position", said == place, where, place, said)
-    size, held = stop - first, stop - first == p + tail and row.group_id == group
-    expect("call-position", held, where, f"{size} tokens in {row.group_id}", f"{p} + {tail} in {group}")
+    size, held = stop - first, stop - first == p + tail and row.group_id == cut.group_id
+    expect("call-position", held, where, f"{size} tokens in {row.group_id}", f"{p} + {tail} in {cut.group_id}")
     ids, logprobs = row.token_ids[first : first + p], row.generation_logprobs[first : first + p]
     if captured or start.prefix_ids_sha256 is not None:
         digest = ids_sha256(ids)
         expect("prefix-hash", digest == start.prefix_ids_sha256, where, start.prefix_ids_sha256, digest)
     if captured:
-        both = min(len(captured.ids), p)  # that the lengths agree is prefix-captured's to say
-        found.same("prefix-captured", where, captured.prompt_ids + captured.ids, row.token_ids[: first + p], cut.name)
-        found.same("prefix-logprobs", where, captured.logprobs[:both], logprobs[:both], cut.name)
+        both = min(len(cut.ids), p)  # that the lengths agree is prefix-captured's to say
+        found.same("prefix-captured", where, cut.prompt_ids + cut.ids, row.token_ids[: first + p], cut.name)
+        found.same("prefix-logprobs", where, cut.logprobs[:both], logprobs[:both], cut.name)
     if limit is not None:
         asked = start.max_tokens if captured else limit - p
         left, got = f"{limit - p} of {limit} tokens left", f"{asked} asked for, {tail} generated"
@@ -266,11 +238,11 @@ def check_divergence(found: Judgement, result: CutResult, first: int, baseline: 
     near = margins is not None and max(margins) <= bound
     told = "no evidence of one" if margins is None else "margins {:.4g} and {:.4g} nats".format(*margins)
     found.expect("near-tie", near, where, f"{there}, or a near-tie within {bound} nats", f"{here}, {told}", result.key)
-    tokens = [r.token_ids[at] for r in (baseline, row) if at < r.input_length]
-    result = replace(result, status="set_aside", first_difference=at, tokens=tuple(tokens) if len(tokens) == 2 else None)
-    if margins:
-        result = replace(result, margin_uninterrupted=margins[0], margin_restored=margins[1])
-    return replace(result, margin_trainer=trainer_margin(baseline, at, *tokens)) if len(tokens) == 2 else result
+    result = replace(result, status="set_aside", first_difference=at)
+    if at < min(baseline.input_length, row.input_length):
+        tokens = baseline.token_ids[at], row.token_ids[at]
+        result = replace(result, tokens=tokens, margin_trainer=trainer_margin(baseline, at, *tokens))
+    return replace(result, margin_uninterrupted=margins[0], margin_restored=margins[1]) if margins else result
 
 
 def trainer_margin(baseline: Row, at: int, ours: int, theirs: int) -> float | None:
@@ -362,7 +334,3 @@ def first_difference(there: list, here: list) -> int | None:
         return None
     ends = min(len(there), len(here))
     return next((at for at in range(ends) if there[at] != here[at]), ends)
-
-
-def _ids(records: list[RestoreRecord]) -> str:
-    return f"{len(records)}: {', '.join(record.call_id for record in records)}" if records else "none"

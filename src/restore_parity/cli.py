@@ -58,9 +58,9 @@ def check(
     baseline, resumed = load_run(uninterrupted, "uninterrupted"), load_run(restored, "restored")
     dead = load_killed(killed) if killed else None
     thresholds = read_params(params) if params else resumed.params or Params()
-    cuts = foreign.read_selection(selection, resumed) if selection else None
     if log:
         resumed.restores = foreign.read_log(log)
+    cuts = foreign.read_selection(selection, resumed) if selection else foreign.cuts_of_records(resumed)
     look = f"--runs {restored.parent}" if killed else ""
     text = text_of(resumed.info.setup.get("model", "")) if resumed.info else None
     found = judge(baseline, resumed, dead, thresholds, cuts, look=look, text=text)

@@ -20,11 +20,11 @@ def cut_text(name: str, runs: Path) -> str:
     key, call_index = Key.parse(match[1]), int(match[2]) if match[2] else None
     uninterrupted, killed, restored = load_runs(runs)
     rows = {run.name: run.only(key) for run in (uninterrupted, restored)}
-    calls = [call for call in killed.journal.calls.values() if call.key == str(key)]
+    calls = [call for call in killed.journal.calls.values() if call.key == key]
     if call_index is not None:
         calls = [call for call in calls if call.call_index == call_index]
     if not calls and (call_index is not None or not any(rows.values())):
-        known = ", ".join(f"{call.key}#{call.call_index}" for call in killed.journal.open_calls())
+        known = ", ".join(call.name for call in killed.journal.open_calls())
         raise UsageError(f"no row and no call {name} in {runs}", f"the cuts are {known or 'none'}")
     lines = [f"cut {name}"]
     for call in calls:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from .checks import Cut
 from .errors import IncompleteError, UsageError
 from .index import Run
-from .records import AlreadyTerminal, Completed, Restored, RestoreRecord
+from .journal import Call
+from .records import AlreadyTerminal, Completed, Key, Restored, RestoreRecord
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 LINE = re.compile(r"generation prefix (restored|completed|already terminal): (.*)")
@@ -26,7 +26,7 @@ class SelectedCut(msgspec.Struct):
     effective_output_limit: int | None = None
 
 
-def read_selection(file: Path, restored: Run) -> list[Cut]:
+def read_selection(file: Path, restored: Run) -> list[Call]:
     """The cuts, one at the top level or a list, joined to the restored run's rows by group and generation index.
 
     Raises UsageError where the file is not one, IncompleteError where a cut has no row.
@@ -39,15 +39,29 @@ def read_selection(file: Path, restored: Run) -> list[Cut]:
         raise UsageError(f"{file}: no selection: {error}") from None
     if len({cut.model_call_id for cut in selected}) < len(selected):
         raise UsageError(f"{file}: one model_call_id is cut twice")
-    keys = {(ref.group_id, key.generation_index): key for key, refs in restored.rows.items() for ref in refs}
-    cuts = []
+    keys, cuts = _places(restored), []
     for cut in selected:
         key = keys.get((cut.group_id, cut.generation_index))
         if key is None:
             place = f"group {cut.group_id}, generation {cut.generation_index}"
             raise IncompleteError(f"{file}: the cut of {place} has no row in {restored.dump}")
-        cuts.append(Cut(key, None, cut.model_call_id, None, cut.effective_output_limit))
+        cuts.append(Call(cut.model_call_id, key, None, cut.group_id, max_tokens=cut.effective_output_limit, ids=None))
     return cuts
+
+
+def cuts_of_records(restored: Run) -> list[Call]:
+    """The cuts as the restore records alone tell them, where neither a selection nor the killed run is at hand."""
+    keys, cuts = _places(restored), {}
+    for record in restored.restores:
+        key = keys.get((record.group_id, record.generation_index))
+        if isinstance(record, Restored) and key is not None:
+            call = Call(record.source_call_id, key, record.call_index, record.group_id, ids=None)
+            cuts.setdefault(call.call_id, call)
+    return list(cuts.values())
+
+
+def _places(run: Run) -> dict[tuple[str, int], Key]:
+    return {(ref.group_id, key.generation_index): key for key, refs in run.rows.items() for ref in refs}
 
 
 def read_log(file: Path) -> list[RestoreRecord]:
@@ -56,6 +70,7 @@ def read_log(file: Path) -> list[RestoreRecord]:
     Raises IncompleteError where Ray folded lines away, since records are missing then.
     """
     records: list[RestoreRecord] = []
+    sources: dict[str | None, str] = {}  # a terminal line names the new call alone
     try:
         stream = file.open(errors="replace", encoding="utf-8")
     except OSError as error:
@@ -70,6 +85,8 @@ def read_log(file: Path) -> list[RestoreRecord]:
             if match := LINE.search(line):
                 values = dict(word.split("=", 1) for word in match[2].split() if "=" in word)
                 told = {FIELDS.get(name, name): value for name, value in values.items()}
+                told.setdefault("source_call_id", sources.get(told.get("call_id"), "unknown"))
+                sources[told.get("call_id")] = told["source_call_id"]
                 try:
                     records.append(msgspec.convert(told, KINDS[match[1]], strict=False))
                 except msgspec.ValidationError as error:

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from .records import Key, TopTwo
+from .records import Key, TopTwo, cut_name
 
 
 class Start(Struct, frozen=True, tag="start", tag_field="event"):
@@ -78,20 +78,27 @@ class JsonlWriter:
 
 
 class Call(msgspec.Struct):
-    """One model request as far as it is known: captured prefix or whole answer. Lists are (tokens,), log-probs in nats."""
+    """One model request as far as it is known: captured prefix or whole answer. Lists are (tokens,), log-probs in nats.
+
+    A call that no journal tells of (the origin's) has `ids` None, and perhaps neither index nor limit.
+    """
 
     call_id: str
-    key: str
-    call_index: int
+    key: Key
+    call_index: int | None  # None: the row's last call
     group_id: str
-    prompt_ids: list[int]
-    max_tokens: int  # the limit of prefix and tail together
-    started: float
-    ids: list[int] = []
+    prompt_ids: list[int] = []
+    max_tokens: int | None = None  # the limit of prefix and tail together
+    started: float = 0.0
+    ids: list[int] | None = []
     logprobs: list[float] = []
     top2: list[TopTwo] = []
     finish_reason: str | None = None
     tool_ids: list[int] | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.key) if self.call_index is None else cut_name(self.key, self.call_index)
 
     @property
     def is_open(self) -> bool:
@@ -115,7 +122,7 @@ class Journal:
         self.calls: dict[str, Call] = {}
         self.torn: str | None = None
         self.tokens = 0
-        self.tool_runs: Counter[str] = Counter()  # by row key
+        self.tool_runs: Counter[Key] = Counter()  # by row key
         self._rest = b""
         self._read = 0
         self._lines = 0
@@ -152,12 +159,11 @@ class Journal:
 
     def _take(self, record: Record) -> None:
         if isinstance(record, Start):
-            Key.parse(record.key)
             if record.call_index < 0 or record.max_tokens < 1:
                 raise ValueError("call_index or max_tokens out of range")
             if record.call_id in self.calls:
                 raise ValueError(f"call {record.call_id} started twice")
-            place = (record.key, record.call_index, record.group_id)
+            place = (Key.parse(record.key), record.call_index, record.group_id)
             self.calls[record.call_id] = Call(
                 record.call_id, *place, record.prompt_ids, record.max_tokens, started=record.t
             )

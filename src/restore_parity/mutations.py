@@ -74,7 +74,7 @@ def world_of(uninterrupted: Run, killed: Run, restored: Run, keys: list[Key] | N
     wanted = sorted(uninterrupted.rows.keys() & restored.rows.keys()) if keys is None else keys
     pairs = {key: (uninterrupted.only(key), restored.only(key)) for key in wanted}
     whole = {key: (there, here) for key, (there, here) in pairs.items() if there and here}
-    calls = {call.call_id: call for call in killed.journal.open_calls() if Key.parse(call.key) in whole}
+    calls = {call.call_id: call for call in killed.journal.open_calls() if call.key in whole}
     return World(
         baseline={key: there for key, (there, _) in whole.items()},
         rows={key: here for key, (_, here) in whole.items()},
@@ -108,7 +108,7 @@ def subjects(world: World, params: Params) -> list[Subject]:
     """The cuts that can be broken in most ways first: a prefix and a tail of two tokens or more, the row a match."""
     found = []
     for call in world.calls.values():
-        key = Key.parse(call.key)
+        key = call.key
         row = world.rows[key]
         segments = row.segments()
         if call.call_index < len(segments) and row.token_ids == world.baseline[key].token_ids:
@@ -138,7 +138,7 @@ def prove(judgement: Judgement, runs: tuple[Run, Run, Run], params: Params) -> N
     uninterrupted, killed, restored = runs
     keys = sorted(uninterrupted.rows.keys() & restored.rows.keys())
     if len(keys) > MANY_ROWS:
-        step = min((Key.parse(call.key).train_step for call in killed.journal.open_calls()), default=keys[0].train_step)
+        step = min((call.key.train_step for call in killed.journal.open_calls()), default=keys[0].train_step)
         keys = [key for key in keys if key.train_step == step]
     judgement.mutations = apply_mutations(world_of(uninterrupted, killed, restored, keys), params)
     for result in judgement.mutations:
@@ -255,12 +255,12 @@ def foreign_prefix(pick: Callable[[World, Subject], Call | None]):
 
 
 def sibling(w: World, s: Subject) -> Call | None:
-    mine = [c for c in w.calls.values() if c.key != s.call.key and Key.parse(c.key)[:2] == s.key[:2]]
+    mine = [c for c in w.calls.values() if c.key != s.call.key and c.key[:2] == s.key[:2]]
     return max(mine, key=lambda call: len(call.ids), default=None)
 
 
 def stranger(w: World, s: Subject) -> Call | None:
-    mine = [c for c in w.calls.values() if Key.parse(c.key)[:2] != s.key[:2]]
+    mine = [c for c in w.calls.values() if c.key[:2] != s.key[:2]]
     return max(mine, key=lambda call: len(call.ids), default=None)
 
 
@@ -337,7 +337,7 @@ def tie_before(w: World, s: Subject) -> World | None:
 def all_set_aside(w: World, s: Subject) -> World | None:
     """A true tie in the tail of every cut that has one."""
     for cut in w.calls.values():
-        key = Key.parse(cut.key)
+        key = cut.key
         first, stop = w.rows[key].segments()[cut.call_index]
         if first + len(cut.ids) < stop:
             w = (
@@ -354,7 +354,7 @@ def on_finished(change: Callable[[Row], Row | None]):
     """Change a row that was not cut; no place where all were."""
 
     def apply(w: World, s: Subject) -> World | None:
-        cut = {Key.parse(call.key) for call in w.calls.values()}
+        cut = {call.key for call in w.calls.values()}
         key = next((key for key in w.rows if key not in cut), None)
         return key and with_row(w, key, change(w.rows[key]))
 
@@ -434,7 +434,7 @@ def record_of_no_cut(w: World, s: Subject) -> World:
 
 def past_stop(w: World, s: Subject) -> World | None:
     """The prefix ends by a stop token, and the restored run generates on."""
-    stop_ids = w.infos["restored"].stop_token_ids
+    stop_ids = w.infos["restored"].setup.get("stop_token_ids")
     if not stop_ids or s.row.token_ids[s.seam - 1] in stop_ids:
         return None
     row = put(s.row, s.seam - 1, token_ids=stop_ids[0])
@@ -474,9 +474,9 @@ def nothing_captured(w: World, s: Subject) -> World:
     calls = {call_id: replace(call, ids=[], logprobs=[], top2=[]) for call_id, call in w.calls.items()}
     records: list[RestoreRecord] = []
     for call in w.calls.values():
-        first, stop = w.rows[Key.parse(call.key)].segments()[call.call_index]
+        first, stop = w.rows[call.key].segments()[call.call_index]
         place = {"call_id": f"new {call.call_id}", "source_call_id": call.call_id, "prefix_tokens": 0}
-        place |= {"group_id": call.group_id, "generation_index": Key.parse(call.key).generation_index}
+        place |= {"group_id": call.group_id, "generation_index": call.key.generation_index}
         place |= {"call_index": call.call_index}
         records.append(Restored(prefix_ids_sha256=ids_sha256([]), max_tokens=call.max_tokens, **place))
         records.append(Completed(tail_tokens=stop - first, **place))

@@ -43,7 +43,7 @@ class RestoreRecord(Struct, frozen=True, kw_only=True, tag_field="event"):
     """A line of restores.jsonl. Fields that the origin's log lines lack are None."""
 
     call_id: str
-    source_call_id: str | None = None
+    source_call_id: str
     prefix_tokens: int
     group_id: str | None = None
     generation_index: int | None = None
@@ -53,13 +53,11 @@ class RestoreRecord(Struct, frozen=True, kw_only=True, tag_field="event"):
 class Restored(RestoreRecord, frozen=True, kw_only=True, tag="restored"):
     """A cut call was taken up again."""
 
-    source_call_id: str
     prefix_ids_sha256: str | None = None
     max_tokens: int | None = None
 
 
 class Completed(RestoreRecord, frozen=True, kw_only=True, tag="completed"):
-    source_call_id: str
     tail_tokens: int
     finish_reason: str | None = None
 
@@ -112,7 +110,6 @@ class RunInfo(Struct, frozen=True):
     params: dict[str, Any]
     params_sha256: str
     setup: dict[str, Any]
-    stop_token_ids: list[int]
     device: str
     git_revision: str | None
     start: float

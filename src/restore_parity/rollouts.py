@@ -81,7 +81,7 @@ class Generation:
 
     def _begin(self, task: Task, prompt_ids: list[int]) -> Rollout:
         """A new rollout, or one as the source journal captured it, its open call last."""
-        mine = [c for c in self._source.calls.values() if c.key == str(task.key)] if self._source else []
+        mine = [c for c in self._source.calls.values() if c.key == task.key] if self._source else []
         calls = sorted(mine, key=lambda call: call.call_index)
         step, prompt, _ = task.key
         return Rollout(task, calls[0].group_id if calls else f"{self._run_id}-s{step}p{prompt}", prompt_ids, calls)
@@ -108,7 +108,7 @@ class Generation:
         key, now = rollout.task.key, time.time()
         call_id = f"{self._run_id}:{cut_name(key, index)}"
         limit = prefix.max_tokens if prefix else self._params.limit_tokens(key, index)
-        call = Call(call_id, str(key), index, rollout.group_id, prompt_ids, limit, started=now)
+        call = Call(call_id, key, index, rollout.group_id, prompt_ids, limit, started=now)
         if prefix:
             call.extend(prefix.ids, prefix.logprobs, prefix.top2)
         self._journal.append(Start(call_id, str(key), index, rollout.group_id, prompt_ids, limit, now, len(call.ids)))

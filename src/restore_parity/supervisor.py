@@ -19,7 +19,7 @@ from tqdm import tqdm
 from .errors import IncompleteError, UsageError
 from .journal import Journal, JournalError
 from .params import Params
-from .records import Exit, RunInfo, cut_name
+from .records import Exit, RunInfo
 
 PHASES = ("uninterrupted", "killed", "restored")
 POLL_S = 0.02
@@ -116,7 +116,7 @@ def _progress(bar: tqdm, journal: Journal, phase: str, params: Params) -> bool:
         return False
     if not params.cut_tokens:
         return journal.tokens >= params.kill_after_tokens
-    calls = {cut_name(call.key, call.call_index): call for call in journal.calls.values()}
+    calls = {call.name: call for call in journal.calls.values()}
     for name in params.cut_tokens:
         if name in calls and not calls[name].is_open:
             raise IncompleteError(
