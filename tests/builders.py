@@ -31,8 +31,9 @@ def params(**changes) -> Params:
 class ScriptedEngine:
     """A token a call a step; the next one is a function of all tokens before it, so a right restore is exact."""
 
-    def __init__(self, steps: int | None = None):
+    def __init__(self, steps: int | None = None, width: int | None = None):
         self._steps_left = steps  # then the process is "killed"
+        self._width = width  # calls that get a token in one step: the oldest ones
         self._running: dict[str, tuple[list[int], int]] = {}
         self.requests: list[tuple[str, list[int], int]] = []
 
@@ -45,7 +46,7 @@ class ScriptedEngine:
             raise KilledError
         self._steps_left = None if self._steps_left is None else self._steps_left - 1
         outputs = []
-        for call_id, (context, left) in list(self._running.items()):
+        for call_id, (context, left) in list(self._running.items())[: self._width]:
             token, logprob, top2 = likeliest(context)
             context.append(token)
             reason = "stop" if token == STOP else "length" if left == 1 else None
@@ -88,11 +89,17 @@ class ByteCodec:
 
 
 def generate(
-    folder: Path, phase: str, given: Params, steps: int | None = None, source: Path | None = None
+    folder: Path,
+    phase: str,
+    given: Params,
+    steps: int | None = None,
+    source: Path | None = None,
+    width: int | None = None,
 ) -> ScriptedEngine:
     """One run of the real rollouts over the scripted engine, with the files a worker and a trainer leave."""
     folder.mkdir(parents=True)
-    codec, engine = ByteCodec(), ScriptedEngine(steps)
+    begun = time.time()
+    codec, engine = ByteCodec(), ScriptedEngine(steps, width)
     todo = tasks(given)
     captured = Journal(source / "journal.jsonl").poll() if source else None
     restores = JsonlWriter(folder / "restores.jsonl") if source else None
@@ -104,10 +111,10 @@ def generate(
         rollouts = generation.run(todo, prompts)
     except KilledError:
         rollouts = []
-    ended = Exit(time=3.0, code=0)
+    ended = Exit(time=time.time(), code=0)
     if phase == "killed":
         calls = Journal(folder / "journal.jsonl").poll().open_calls()
-        ended = Exit(time=3.0, signal=9, open_calls={call.call_id: len(call.ids) for call in calls})
+        ended = Exit(time=time.time(), signal=9, open_calls={call.call_id: len(call.ids) for call in calls})
     else:
         for writer in filter(None, (journal, restores)):
             writer.close()
@@ -121,10 +128,10 @@ def generate(
         setup={"model": "scripted", "workload": given.sha256(), "stop_token_ids": [STOP]},
         device="none",
         git_revision=None,
-        start=time.time(),
-        ready=time.time(),
+        start=begun,
+        ready=begun,
         exit=ended,
-        trained=None if phase == "killed" else 4.0,
+        trained=None if phase == "killed" else time.time(),
     )
     (folder / "run.json").write_bytes(msgspec.json.encode(info))
     return engine
@@ -144,12 +151,12 @@ def write_dump(file: Path, rows: list[tuple[int, Row]]) -> None:
     file.write_bytes(b"".join(line + b"\n" for line in lines))
 
 
-def healthy_runs(folder: Path, given: Params | None = None) -> Path:
-    """The three runs of a restore that is right, as files."""
+def healthy_runs(folder: Path, given: Params | None = None, steps: int = 24, width: int | None = None) -> Path:
+    """The three runs of a restore that is right, as files; the kill comes after so many steps."""
     given = given or params()
-    generate(folder / "uninterrupted", "uninterrupted", given)
-    generate(folder / "killed", "killed", given, steps=24)
-    generate(folder / "restored", "restored", given, source=folder / "killed")
+    generate(folder / "uninterrupted", "uninterrupted", given, width=width)
+    generate(folder / "killed", "killed", given, steps=steps, width=width)
+    generate(folder / "restored", "restored", given, source=folder / "killed", width=width)
     return folder
 
 

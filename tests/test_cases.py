@@ -53,17 +53,31 @@ def test_3_two_restored_records_are_both_shown(runs):
     assert "again" in problem.got and "r:" in problem.got
 
 
-def test_4_a_restore_from_an_empty_prefix_is_legal(tmp_path):
-    given = params()
-    generate(tmp_path / "uninterrupted", "uninterrupted", given)
-    generate(tmp_path / "killed", "killed", given, steps=0)
-    generate(tmp_path / "restored", "restored", given, source=tmp_path / "killed")
-    judgement = judged(tmp_path)
-    assert failed(judgement) == {"cut-coverage"}
-    cut = judgement.cuts[0]
-    assert cut.prefix_tokens == 0 and [kind for kind, _, _ in spans(cut)] == ["prompt", "tail", "tool result", "later call"]
-    begun = json.loads((tmp_path / "restored" / "restores.jsonl").read_text().splitlines()[0])
-    assert begun["prefix_ids_sha256"] == ids_sha256([])
+@pytest.fixture
+def uncaptured(tmp_path):
+    """The killed run had calls open, and a token of none."""
+    for name, more in {"uninterrupted": {}, "killed": {"steps": 0}, "restored": {"source": tmp_path / "killed"}}.items():
+        generate(tmp_path / name, name, params(), **more)
+    return tmp_path
+
+
+def test_4_a_call_without_a_captured_token_is_no_cut_and_counted_apart(uncaptured):
+    judgement = judged(uncaptured)
+    assert failed(judgement) == {"cut-coverage"} and not judgement.cuts and judgement.counts["started_again"] == 8
+    assert not load_run(uncaptured / "restored").restores
+
+
+def test_4_a_restore_from_an_empty_prefix_is_legal(uncaptured):
+    row = load_run(uncaptured / "restored").only(Key(1, 0, 0))
+    first, stop = row.segments()[0]
+    place = {"call_id": "r:1/0/0#0", "source_call_id": "k:1/0/0#0", "prefix_tokens": 0, "call_index": 0}
+    place |= {"group_id": row.group_id, "generation_index": 0}
+    begun = place | {"event": "restored", "max_tokens": 12, "prefix_ids_sha256": ids_sha256([])}
+    ended = place | {"event": "completed", "tail_tokens": stop - first}
+    change_records(uncaptured, lambda old: [begun, ended])
+    judgement = judged(uncaptured)
+    assert failed(judgement) == {"cut-coverage"} and [cut.status for cut in judgement.cuts] == ["match"]
+    assert [kind for kind, _, _ in spans(judgement.cuts[0])] == ["prompt", "tail", "tool result", "later call"]
 
 
 @pytest.mark.parametrize("limit", [1, 2])
@@ -96,11 +110,11 @@ def test_8_and_10_a_margin_is_near_up_to_the_bound(runs, margin, near):
 
 
 def test_9_a_margin_of_nothing_is_called_an_exact_tie(runs):
-    from restore_parity.figures import cut_table
+    from restore_parity.tables import ties
 
     tie(runs, 0.0)
     judgement = judged(runs, max_set_aside=1.0)
-    assert judgement.verdict == "PASS" and "or 99: an exact tie" in cut_table(judgement, params()).to_html()
+    assert judgement.verdict == "PASS" and "or 99: an exact tie" in ties(judgement, params()).data
 
 
 def test_10_the_first_token_after_the_cut_may_not_differ_by_2_5_nats(runs):

@@ -31,7 +31,7 @@ def concluded(folder):
 def test_results_hold_every_planned_check(pristine, tmp_path):
     told = json.loads(json.dumps(results.msgspec.to_builtins(results.results(judged(pristine), {}))))
     assert [check["id"] for check in told["checks"]] == list(CHECKS)
-    assert set(told) == {"verdict", "summary", "problems", "checks", "cuts", "mutations", "counts", "provenance"}
+    assert set(told) == {"verdict", "summary", "problems", "checks", "cuts", "mutations", "counts", "largest", "provenance"}
 
 
 def test_cuts_hold_what_the_plan_of_the_format_names(pristine):

@@ -1,77 +1,77 @@
-"""Tables and plots over the cut results; pandas and matplotlib come in here and nowhere else."""
+"""Plots over the results the checks read; each has an alternative text, and a table beside it says the same."""
 
-import time
+from collections import Counter
 
-import pandas
 from IPython.display import display
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
-from pandas.io.formats.style import Styler
+from matplotlib.ticker import MaxNLocator
 
 from .checks import CHECKS, Judgement
 from .index import Run
 from .params import Params
 from .records import CutResult
+from .tables import BF16_STEP, margins, ordered, times
 
 # Okabe and Ito's colours, told apart by colour-blind readers; the hatch says the same without colour.
 KINDS = {
-    "prompt": ("#BBBBBB", ""),
     "earlier call": ("#56B4E9", "//"),
     "tool result": ("#DDDDDD", "xx"),
     "prefix": ("#0072B2", ""),
     "tail": ("#E69F00", "\\\\"),
     "later call": ("#CC79A7", "//"),
 }
-BF16_STEP = 0.125  # nats: the spacing of bfloat16 logits between 16 and 32, where these models' likeliest ones lie
-STATUS_MARK = {"match": "o", "set_aside": "^", "broken": "X"}
-
-
-def cut_table(judgement: Judgement, params: Params) -> Styler:
-    """One line a cut: what was captured, what was generated, how it compared, and between which tokens it tied."""
-    table = pandas.DataFrame(
-        {
-            "cut": cut.key,
-            "status": cut.status,
-            "prefix tokens": cut.prefix_tokens,
-            "tail tokens": cut.tail_tokens,
-            "limit tokens": cut.limit_tokens,
-            "first difference": cut.first_difference,
-            "margin uninterrupted, nats": cut.margin_uninterrupted,
-            "margin restored, nats": cut.margin_restored,
-            "margin trainer, nats": cut.margin_trainer,
-            "uninterrupted or restored": _tie(cut, judgement, params),
-        }
-        for cut in judgement.cuts
-    ).astype({"first difference": "Int64"} if judgement.cuts else {})
-    return table.style.hide(axis="index").format(na_rep="none", precision=4, escape="html")
-
-
-def run_table(loaded: tuple[Run, Run, Run]) -> Styler:
-    """One line a run: what it was and how it ended."""
-    infos = [(run.name, run.info) for run in loaded if run.info and run.info.exit]
-    table = pandas.DataFrame(
-        {
-            "run": name,
-            "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.start)),
-            "seconds": info.exit.time - info.start,
-            "engine": info.setup.get("engine"),
-            "model": info.setup.get("model"),
-            "dtype": info.setup.get("engine_args", {}).get("dtype"),
-            "device": info.device,
-            "ended by": f"signal {info.exit.signal}" if info.exit.signal else f"exit code {info.exit.code}",
-            "calls open then": len(info.exit.open_calls),
-            "git revision": (info.git_revision or "none")[:12],
-        }
-        for name, info in infos
-    )
-    return table.style.hide(axis="index").format(precision=1, escape="html")
+STAGES = {
+    "start": ("engine starts", "#DDDDDD", "xx"),
+    "engine ready": ("first step", "#CC79A7", "//"),
+    "first token": ("generates", "#0072B2", ""),
+    "last token": ("trains", "#E69F00", "\\\\"),
+}
+STATUS = {"match": ("o", "#0072B2", ""), "set_aside": ("^", "#E69F00", "\\\\"), "broken": ("X", "#D55E00", "xx")}
+MANY_CUTS = 40  # more are drawn together, but for those that do not match
+BLOCK_TOKENS = 16  # the engine's cache block, unless engine_args say otherwise
 
 
 def show(figure: Figure, alt: str) -> None:
     """Put a figure into the notebook with its alternative text."""
     display(figure, metadata={"image/png": {"alt": alt}})
     pyplot.close(figure)
+
+
+def canvas(height: float, columns: int = 1):
+    """A figure as wide as the page, `height` inches high."""
+    return pyplot.subplots(1, columns, figsize=(10, height), dpi=110, layout="constrained")
+
+
+def plot_timeline(loaded: tuple[Run, ...]) -> None:
+    """What each run did when, in seconds from the first start."""
+    told = times(loaded)
+    first = min((steps["start"] for steps in told.values()), default=0.0)
+    figure, axes = canvas(2.4)
+    for height, steps in enumerate(told.values()):
+        end = steps.get("killed", steps.get("trained", steps.get("last token", steps["engine ready"])))
+        begun = [stage for stage in STAGES if stage in steps and steps[stage] < end]
+        for stage, stop in zip(begun, [*(steps[stage] for stage in begun), end][1:], strict=True):
+            _, colour, hatch = STAGES[stage]
+            axes.barh(
+                height, stop - steps[stage], left=steps[stage] - first, color=colour, hatch=hatch, edgecolor="white", lw=0
+            )
+        for name, marker in (("killed", "kX"), ("restored", "k^")):
+            if name in steps:
+                axes.plot(steps[name] - first, height, marker, markersize=9, clip_on=False)
+    axes.set_yticks(range(len(told)), list(told))
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds from the first start", ylabel="run")
+    handles = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name) for name, colour, hatch in STAGES.values()
+    ]
+    handles += [pyplot.Line2D([], [], color="k", marker=m, ls="", label=n) for n, m in (("killed", "X"), ("restored", "^"))]
+    axes.legend(handles=handles, ncols=6, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False)
+    spans = [
+        f"{run}: " + ", ".join(f"{name} at {at - first:.1f}" for name, at in steps.items()) for run, steps in told.items()
+    ]
+    show(figure, f"Timeline of the runs in seconds; {'; '.join(spans)}")
 
 
 def spans(cut: CutResult) -> list[tuple[str, int, int]]:
@@ -89,49 +89,112 @@ def spans(cut: CutResult) -> list[tuple[str, int, int]]:
 
 
 def plot_boundaries(judgement: Judgement) -> None:
-    """The token boundaries of each cut's row, to scale."""
-    cuts = judgement.cuts
-    figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.32 * len(cuts)), layout="constrained")
+    """The token boundaries of each cut's row to scale, what failed first; of many cuts, the matching ones counted."""
+    cuts = ordered(judgement.cuts)
+    apart = [cut for cut in cuts if cut.status != "match"] if len(cuts) > MANY_CUTS else cuts
+    for page in range(0, len(apart), MANY_CUTS):
+        _boundaries(apart[page : page + MANY_CUTS])
+    if len(cuts) > MANY_CUTS:
+        _prefixes(cuts)
+
+
+def _boundaries(cuts: list[CutResult]) -> None:
+    """One bar a cut, from the end of its prompt: that is the longest part and the same in both runs."""
+    figure, axes = canvas(1.2 + 0.32 * len(cuts))
     for height, cut in enumerate(cuts):
+        prompt = cut.segments[0][0] if cut.segments else 0
         for kind, start, stop in spans(cut):
-            colour, hatch = KINDS[kind]
-            axes.barh(height, stop - start, left=start, height=0.7, color=colour, hatch=hatch, edgecolor="white", lw=0)
+            if kind != "prompt":
+                colour, hatch = KINDS[kind]
+                axes.barh(
+                    height,
+                    stop - start,
+                    left=start - prompt,
+                    height=0.7,
+                    color=colour,
+                    hatch=hatch,
+                    edgecolor="white",
+                    lw=0,
+                )
+        axes.annotate(f"{prompt} ", (0, height), ha="right", va="center", fontsize=8, annotation_clip=False)
         if cut.first_difference is not None:
-            axes.plot(cut.first_difference, height, "kv", markersize=7)
-    axes.set_yticks(range(len(cuts)), [f"{cut.key} ({cut.status})" for cut in cuts])
+            axes.plot(cut.first_difference - prompt, height, "kv", markersize=7)
+    axes.set_yticks(range(len(cuts)), [f"{cut.key} ({cut.status.replace('_', ' ')})      " for cut in cuts])
+    axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
-    axes.set_xlabel("place in the row, tokens")
-    axes.set_ylabel("cut")
+    axes.set_xlim(left=0)
+    axes.set(xlabel="tokens behind the row's prompt (its length stands at the left)", ylabel="cut")
     handles = [
         Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=kind) for kind, (colour, hatch) in KINDS.items()
     ]
     if any(cut.first_difference is not None for cut in cuts):
         handles.append(pyplot.Line2D([], [], color="k", marker="v", ls="", label="first difference"))
-    axes.legend(handles=handles, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False)
-    show(figure, f"Token boundaries of {len(cuts)} cuts; {_boundaries(cuts)}")
+    axes.legend(handles=handles, ncols=6, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False)
+    told = "; ".join(f"{cut.key}: prefix {cut.prefix_tokens}, tail {cut.tail_tokens}, {cut.status}" for cut in cuts[:20])
+    show(figure, f"Token boundaries of {len(cuts)} cuts; {told}")
+
+
+def _prefixes(cuts: list[CutResult]) -> None:
+    """How many cuts lie where: by the length of their prefix, and by its offset in the engine's cache block."""
+    figure, (by_length, by_offset) = canvas(3.6, 2)
+    longest = max(cut.prefix_tokens for cut in cuts) + 1
+    bins = range(0, longest + BLOCK_TOKENS, max(BLOCK_TOKENS, -(-longest // (30 * BLOCK_TOKENS)) * BLOCK_TOKENS))
+    names = [status for status in STATUS if any(cut.status == status for cut in cuts)]
+    looks = {"color": [STATUS[name][1] for name in names], "label": [name.replace("_", " ") for name in names]}
+    lengths = [[cut.prefix_tokens for cut in cuts if cut.status == name] for name in names]
+    by_length.hist(
+        lengths, bins=list(bins), stacked=True, hatch=[STATUS[name][2] for name in names], edgecolor="white", **looks
+    )
+    by_length.set(xlabel="prefix, tokens", ylabel="cuts")
+    below = Counter()
+    for name in names:
+        counts = Counter(cut.prefix_tokens % BLOCK_TOKENS for cut in cuts if cut.status == name)
+        heights, bottoms = [counts[at] for at in range(BLOCK_TOKENS)], [below[at] for at in range(BLOCK_TOKENS)]
+        _, colour, hatch = STATUS[name]
+        by_offset.bar(range(BLOCK_TOKENS), heights, bottom=bottoms, color=colour, hatch=hatch, edgecolor="white")
+        below.update(counts)
+    by_offset.set(xlabel=f"prefix tokens modulo {BLOCK_TOKENS}, the cache block", ylabel="cuts")
+    for axes in (by_length, by_offset):
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    by_length.legend(frameon=False)
+    told = ", ".join(f"{len(values)} {name.replace('_', ' ')}" for name, values in zip(names, lengths, strict=True))
+    show(
+        figure, f"Prefix lengths of {len(cuts)} cuts up to {longest - 1} tokens, and their offsets in a cache block: {told}"
+    )
 
 
 def plot_margins(judgement: Judgement, params: Params) -> None:
     """Near-tie margins in both runs against the declared bound, and beside them the noise of equal tokens."""
     shown = [cut for cut in judgement.cuts if cut.margin_uninterrupted is not None]
-    figure, (axes, floor) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    if not shown and not judgement.noise.keys() - {None}:
+        print(f"No plot: no row parts from the baseline, and {judgement.noise[None]} equal tokens are bit-identical.")
+        return
+    figure, (axes, floor) = canvas(4.2, 2)
     bound = params.near_tie_margin
     corner = f"within near_tie_margin = {bound} nats in both"
     axes.add_patch(Rectangle((0, 0), bound, bound, facecolor="#0072B222", edgecolor="#0072B2", ls="--", label=corner))
+    largest = judgement.largest.get("tail-logprobs", 0.0)
+    axes.add_patch(
+        Rectangle((0, 0), largest, largest, facecolor="#00000022", label=f"equal tokens moved by up to {largest:.3g}")
+    )
     for cut in shown:
         place = (cut.margin_uninterrupted, cut.margin_restored)
-        axes.plot(*place, STATUS_MARK[cut.status], color="#D55E00", markersize=8)
-        axes.annotate(cut.key, place, xytext=(6, 4), textcoords="offset points")
-    most = max([bound, *(margin for cut in shown for margin in (cut.margin_uninterrupted, cut.margin_restored))]) or 1
+        axes.plot(*place, STATUS[cut.status][0], color=STATUS[cut.status][1], markersize=8)
+        if len(shown) <= MANY_CUTS:
+            axes.annotate(cut.key, place, xytext=(6, 4), textcoords="offset points", fontsize=8)
+    most = (
+        max([bound, largest, *(margin for cut in shown for margin in (cut.margin_uninterrupted, cut.margin_restored))]) or 1
+    )
     axes.set(xlim=(-0.05 * most, 1.2 * most), ylim=(-0.05 * most, 1.2 * most))
     axes.set(xlabel="margin in the uninterrupted run, nats", ylabel="margin in the restored run, nats")
-    if params.dtype == "bfloat16":  # the candidates' logits lie on this grid where they are between 16 and 32
+    if params.dtype == "bfloat16" and most < 40 * BF16_STEP:  # the grid the candidates' logits lie on between 16 and 32
         axes.set_xticks([BF16_STEP * step for step in range(int(1.2 * most / BF16_STEP) + 1)])
         axes.set_yticks([BF16_STEP * step for step in range(int(1.2 * most / BF16_STEP) + 1)])
+        axes.tick_params(axis="x", rotation=90)
         axes.grid(color="#DDDDDD")
     if not shown:
         axes.text(0.5, 0.4, "no row parts from the baseline", transform=axes.transAxes, ha="center")
-    axes.legend(loc="upper right", frameon=False)
+    axes.legend(loc="upper right", frameon=False, fontsize=8)
     equal = judgement.noise[None]
     moved = sorted(step for step in judgement.noise if step is not None)
     names = ["0", *(f"$2^{{{step}}}$" for step in moved)]
@@ -139,35 +202,18 @@ def plot_margins(judgement: Judgement, params: Params) -> None:
     floor.set_yscale("symlog", linthresh=1)
     floor.tick_params(axis="x", labelsize=7)
     floor.set(xlabel="moved by, nats (from this power of two up)", ylabel="equal generated tokens")
-    steps = [f"{cut.key}: {_margins(cut, params)}" for cut in shown[:20]]
+    steps = [f"{cut.key}: {margins(cut, params)}" for cut in shown[:20]]
     told = "; ".join(steps) or "no row parts from the baseline"
-    largest = judgement.largest.get("tail-logprobs", 0.0)
-    alt = f"Near-tie margins, bound {bound} nats: {told}. Equal tokens: {equal} bit-identical, largest move {largest:.4g}."
-    show(figure, alt)
-
-
-def _tie(cut: CutResult, judgement: Judgement, params: Params) -> str | None:
-    """The two tokens a row parted at, as text where a tokenizer is at hand, and how near they were."""
-    if cut.tokens is None:
-        return None
-    names = [f"{token} {judgement.text([token])!r}" if judgement.text else str(token) for token in cut.tokens]
-    near = "" if cut.margin_uninterrupted is None else f": {_margins(cut, params)}"
-    return f"{names[0]} or {names[1]}{near}"
-
-
-def _margins(cut: CutResult, params: Params) -> str:
-    if cut.margin_uninterrupted == cut.margin_restored == 0:
-        return "an exact tie"
-    told = f"{cut.margin_uninterrupted:.4g} and {cut.margin_restored:.4g} nats"
-    if params.dtype == "bfloat16":
-        told += f", {cut.margin_uninterrupted / BF16_STEP:.3g} and {cut.margin_restored / BF16_STEP:.3g} bfloat16 steps"
-    return told
+    show(
+        figure,
+        f"Near-tie margins, bound {bound} nats: {told}. Equal tokens: {equal} bit-identical, largest move {largest:.4g}.",
+    )
 
 
 def plot_mutations(judgement: Judgement) -> None:
     """Which check reported which mutation: full where it must, hollow where it followed."""
     shown = [result for result in judgement.mutations if result.caught_by is not None]
-    figure, axes = pyplot.subplots(figsize=(10, 2.2 + 0.17 * len(shown)), layout="constrained")
+    figure, axes = canvas(2.8 + 0.17 * len(shown))
     for height, result in enumerate(shown):
         axes.axhline(height, color="#EEEEEE", lw=0.6, zorder=0)
         for check in {*result.caught_by, result.check}:
@@ -176,29 +222,9 @@ def plot_mutations(judgement: Judgement) -> None:
             axes.plot(CHECKS.index(check), height, **style, fillstyle="full" if must else "none", ls="", markersize=5)
     axes.set_yticks(range(len(shown)), [result.id for result in shown], fontsize=7)
     axes.set_xticks(range(len(CHECKS)), CHECKS, rotation=90, fontsize=8)
-    axes.xaxis.tick_top()
+    axes.tick_params(axis="x", top=True, labeltop=True)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_xlabel("check (full: must report the mutation; hollow: reported it too; cross: did not)")
     axes.set_ylabel("mutation of these rows")
     caught = sum(result.check in result.caught_by for result in shown)
-    show(
-        figure,
-        f"Mutations by checks: {caught} of {len(shown)} mutations reported by the check that must; the table lists them.",
-    )
-
-
-def mutation_table(judgement: Judgement) -> Styler:
-    """The same as a table, with the mutations these rows hold no place for."""
-    table = pandas.DataFrame(
-        {
-            "mutation": result.id,
-            "must be reported by": result.check,
-            "reported by": "no place in these rows" if result.caught_by is None else ", ".join(result.caught_by) or "none",
-        }
-        for result in judgement.mutations
-    )
-    return table.style.hide(axis="index").format(escape="html")
-
-
-def _boundaries(cuts: list[CutResult]) -> str:
-    return "; ".join(f"{cut.key}: prefix {cut.prefix_tokens}, tail {cut.tail_tokens}, {cut.status}" for cut in cuts[:20])
+    show(figure, f"Mutations by checks: {caught} of {len(shown)} reported by the check that must; the table lists them.")

@@ -50,6 +50,7 @@ class Run:
 
     def __init__(self, name: str, dump: Path | bytes | None = None):
         self.name, self.dump = name, dump
+        self.folder: Path | None = None
         self.info: RunInfo | None = None
         self.params: Params | None = None
         self.planned: set[Key] = set()  # the rows that must be there, where the parameters are known
@@ -181,7 +182,7 @@ def _faults(row: Row) -> list[tuple[str, str, object]]:
 
 
 def _load_info(run: Run, folder: Path) -> None:
-    file = folder / "run.json"
+    run.folder, file = folder, folder / "run.json"
     if file.exists():
         with _incomplete(file):
             run.info = msgspec.json.decode(file.read_bytes(), type=RunInfo)

@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -46,6 +47,7 @@ class End(Struct, frozen=True, tag="end", tag_field="event"):
 
 
 Record = Start | Delta | End
+TAIL_BYTES = 1 << 20  # more than one engine step writes for a few hundred calls
 
 
 class JsonlWriter:
@@ -108,6 +110,35 @@ class Call(msgspec.Struct):
         self.ids += ids
         self.logprobs += logprobs
         self.top2 += top2
+
+
+class Moment(Struct):
+    """What any record tells of when it was written."""
+
+    event: str
+    t: float
+    prefix_tokens: int = 0
+
+
+def moments(file: Path) -> dict[str, float]:
+    """When a journal's first and last tokens came and its first restored call began, epoch seconds, where it tells.
+
+    Both ends of the file are read, not what lies between: a journal can be large.
+    """
+    told, decode = {}, msgspec.json.Decoder(Moment).decode
+    with suppress(OSError, msgspec.MsgspecError), file.open("rb") as stream:
+        for line in stream:
+            record = decode(line)
+            if record.prefix_tokens:
+                told.setdefault("restored", record.t)
+            if record.event == "delta":
+                told["first token"] = record.t
+                break
+        stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
+        for line in stream.read().split(b"\n")[1:]:
+            with suppress(msgspec.MsgspecError):
+                told["last token"] = decode(line).t
+    return told
 
 
 class JournalError(Exception):

@@ -19,8 +19,14 @@ class Problem(Struct, frozen=True):
     next: str
 
     def __str__(self) -> str:
-        told = [f"  {name:<8}  {getattr(self, name)}" for name in ("where", "expected", "got", "next")]
-        return "\n".join([f"{self.check} {self.key}".rstrip(), *told])
+        told = [f"  {name:<8}  {printable(getattr(self, name))}" for name in ("where", "expected", "got", "next")]
+        return "\n".join([f"{self.check} {printable(self.key)}".rstrip(), *told])
+
+
+def printable(text: str, longest: int = 1000) -> str:
+    """Text that can do nothing but be read: control and direction characters as their escapes, the middle cut out."""
+    text = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= longest else f"{text[: longest // 2]} … {len(text):,} characters … {text[-longest // 2 :]}"
 
 
 def render(problems: list[Problem]) -> str:

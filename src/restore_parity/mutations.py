@@ -133,13 +133,14 @@ def apply_mutations(world: World, params: Params) -> list[MutationResult]:
 def prove(judgement: Judgement, runs: tuple[Run, Run, Run], params: Params) -> None:
     """Show on these runs' own rows that the checks can fail; a problem for each mutation that goes unreported.
 
-    Where the dumps are large, the rows of one step with a cut stand for all.
+    Where the dumps are large, some groups of one step stand for all, those with most cuts.
     """
     uninterrupted, killed, restored = runs
     keys = sorted(uninterrupted.rows.keys() & restored.rows.keys())
     if len(keys) > MANY_ROWS:
-        step = min((call.key.train_step for call in killed.journal.open_calls()), default=keys[0].train_step)
-        keys = [key for key in keys if key.train_step == step]
+        cuts = Counter(call.key[:2] for call in killed.journal.open_calls() if call.ids)
+        step = min((step for step, _ in cuts), default=keys[0].train_step)
+        keys = sorted((key for key in keys if key.train_step == step), key=lambda key: (-cuts[key[:2]], key))[:MANY_ROWS]
     judgement.mutations = apply_mutations(world_of(uninterrupted, killed, restored, keys), params)
     for result in judgement.mutations:
         if result.caught_by is not None:

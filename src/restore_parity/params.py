@@ -14,6 +14,7 @@ from .errors import UsageError
 from .records import Key
 
 ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "notebooks" / "restore_parity.ipynb"
 Count = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -62,6 +63,7 @@ class Params(BaseModel):
     max_logprob_diff: Size = 0.3
     max_policy_diff: Size = 1e-3
     min_cut_groups: Annotated[int, Field(ge=0)] = 0
+    thresholds_from: str = "what the origin saw: equal tokens' log-probabilities moved by up to 0.30 nats"
 
     @field_validator("*", mode="before")
     @classmethod
@@ -147,7 +149,7 @@ class Params(BaseModel):
 
 JUDGING = {
     *("runs", "reuse", "timeout_s", "near_tie_margin", "max_set_aside", "max_logprob_diff", "max_policy_diff"),
-    "min_cut_groups",
+    *("min_cut_groups", "thresholds_from"),
 }
 
 

@@ -1,6 +1,5 @@
 """The report: papermill runs the notebook, nbconvert makes the HTML of whatever came of it, the verdict is ours."""
 
-import html
 import sys
 import time
 from contextlib import suppress
@@ -9,17 +8,14 @@ from typing import Any
 
 import nbformat
 import papermill
-from nbconvert import HTMLExporter
-from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
 from . import results
 from .errors import IncompleteError, UsageError
-from .params import ROOT, Params
+from .page import write_html
+from .params import NOTEBOOK, ROOT, Params
 from .supervisor import PHASES, check_saved, prepare
 
-NOTEBOOK = ROOT / "notebooks" / "restore_parity.ipynb"
 FILES = ("report.ipynb", "report.html", "results.json", "junit.xml", "summary.md")
-TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def make_report(params: Params, given: dict[str, Any], notebook: Path = NOTEBOOK) -> int:
@@ -52,7 +48,7 @@ def make_report(params: Params, given: dict[str, Any], notebook: Path = NOTEBOOK
         results.write_json(folder / "results.json", told)
     results.write_junit(folder / "junit.xml", told)
     results.write_summary(folder / "summary.md", told)
-    write_html(executed, folder / "report.html", told["summary"])
+    write_html(executed, folder / "report.html", told)
     print(f"{told['verdict']}: {folder / 'report.html'}", flush=True)
     return results.exit_code(told["verdict"])
 
@@ -73,15 +69,3 @@ def stopped_at(executed: Path) -> str:
     cells = nbformat.read(executed, as_version=4).cells if executed.exists() else []
     begun = [cell.id for cell in cells if cell.cell_type == "code" and cell.metadata.get("papermill", {}).get("start_time")]
     return begun[-1] if begun else "none"
-
-
-def write_html(executed: Path, page: Path, summary: str) -> None:
-    """Convert an executed notebook, the verdict above it, to one page that loads nothing from elsewhere."""
-    notebook = nbformat.read(executed, as_version=4) if executed.exists() else nbformat.v4.new_notebook()
-    first, *rest = summary.split("\n")
-    banner = f"# {html.escape(first)}" + (f"\n\n<pre>{html.escape(chr(10).join(rest))}</pre>" if rest else "")
-    notebook.cells.insert(0, nbformat.v4.new_markdown_cell(banner, id="verdict-first"))
-    exporter = HTMLExporter(raw_template=TEMPLATE.read_text())
-    exporter.register_preprocessor(CoalesceStreamsPreprocessor, enabled=True)  # of a progress bar, what it came to
-    body, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": page.stem}})
-    page.write_text(body, encoding="utf-8")

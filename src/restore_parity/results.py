@@ -72,6 +72,7 @@ def results(judgement: Judgement, provenance: dict[str, Any]) -> dict[str, Any]:
         "cuts": judgement.cuts,
         "mutations": judgement.mutations,
         "counts": counts,
+        "largest": judgement.largest,
         "provenance": provenance,
     }
 

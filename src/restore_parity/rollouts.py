@@ -1,7 +1,7 @@
 """Rollouts: call, tool, closing call; journaled as they grow, and taken up again from another run's journal."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -53,7 +53,10 @@ class Generation:
         holds: dict[str, int] | None = None,
     ):
         self._params, self._run_id, self._codec, self._engine = params, run_id, codec, engine
-        self._journal, self._source, self._restores, self._holds = journal, source, restores, holds or {}
+        self._journal, self._restores, self._holds = journal, restores, holds or {}
+        self._captured: dict[Key, list[Call]] = defaultdict(list)
+        for call in source.calls.values() if source else ():
+            self._captured[call.key].append(call)
         # Counted apart from the captured results: a tool that runs again after a restore then answers otherwise.
         self._tool_runs = Counter(source.tool_runs if source else {})
         self._running: dict[str, tuple[Rollout, Call]] = {}
@@ -81,15 +84,17 @@ class Generation:
 
     def _begin(self, task: Task, prompt_ids: list[int]) -> Rollout:
         """A new rollout, or one as the source journal captured it, its open call last."""
-        mine = [c for c in self._source.calls.values() if c.key == task.key] if self._source else []
-        calls = sorted(mine, key=lambda call: call.call_index)
+        calls = sorted(self._captured[task.key], key=lambda call: call.call_index)
         step, prompt, _ = task.key
         return Rollout(task, calls[0].group_id if calls else f"{self._run_id}-s{step}p{prompt}", prompt_ids, calls)
 
     def _advance(self, rollout: Rollout) -> None:
         """Do what comes next in a rollout: restore its open call, start its next one, or nothing."""
-        if rollout.calls and rollout.calls[-1].is_open:
-            self._restore(rollout, rollout.calls[-1])
+        last = rollout.calls[-1] if rollout.calls else None
+        if last and last.is_open and last.ids:
+            self._restore(rollout, last)
+        elif last and last.is_open:  # nothing of it was captured: it starts again, and is no cut
+            self._request(rollout, last.call_index, last.prompt_ids)
         elif len(rollout.calls) < 2:
             self._request(rollout, len(rollout.calls), rollout.next_prompt_ids())
 

@@ -1,0 +1,75 @@
+"""The page: an executed notebook, its verdict above it, as one HTML file that loads nothing from elsewhere."""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbconvert import HTMLExporter
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
+
+from .messages import printable
+from .results import problems_of
+from .tables import anchor
+
+TEMPLATE = Path(__file__).with_name("page.html.j2")
+OUTPUT_CHARACTERS = 200_000  # of one cell's text; results.json holds all
+
+
+def write_html(executed: Path, page: Path, told: dict[str, Any]) -> None:
+    """Convert an executed notebook (or none, if it never came to one) under the first screen of its results."""
+    notebook = nbformat.read(executed, as_version=4) if executed.exists() else nbformat.v4.new_notebook()
+    exporter = HTMLExporter(raw_template=TEMPLATE.read_text(), exclude_anchor_links=True)
+    exporter.register_preprocessor(CoalesceStreamsPreprocessor, enabled=True)  # of a progress bar, what it came to
+    exporter.register_filter("printable", partial(printable, longest=OUTPUT_CHARACTERS))
+    first = str(next(iter(problems_of(told)), ""))
+    resources = {"told": told, "claim": claim(told), "facts": facts(told), "first": first, "anchor": anchor}
+    body, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": page.stem}} | resources)
+    page.write_text(body, encoding="utf-8")
+
+
+def claim(told: dict[str, Any]) -> str:
+    """What the verdict says, in words."""
+    if told["verdict"] == "INCOMPLETE":
+        return "the experiment did not come about, so nothing is said of parity"
+    if told["verdict"] == "FAIL":
+        return "that the restored run trained on the same rows as the uninterrupted one is not so, or not shown"
+    aside = told["counts"]["set_aside"]
+    tied = f", but for {aside} of {told['counts']['cuts']} cuts that part from it at a shown near-tie" if aside else ""
+    idle = [check["id"] for check in told["checks"] if check["status"] == "not_run"]
+    silent = f"; {len(idle)} checks could not run: {', '.join(idle)}" if idle else ""
+    return f"the restored run trained on the same rows as the uninterrupted one{tied}{silent}"
+
+
+def facts(told: dict[str, Any]) -> list[tuple[str, str]]:
+    """The counts that carry the verdict, then what ran where and when."""
+    shown = []
+    counts, checks, cuts = told["counts"], told["checks"], told["cuts"]
+    if counts:
+        status = {name: sum(cut["status"] == name for cut in cuts) for name in ("match", "set_aside", "broken")}
+        shown += [
+            ("rows compared", f"{counts.get('rows', 0):,}"),
+            ("tokens compared", f"{counts.get('tokens', 0):,}, {counts.get('generated_tokens', 0):,} of them generated"),
+            ("cuts", f"{len(cuts)}: {status['match']} match, {status['set_aside']} set aside, {status['broken']} broken"),
+        ]
+    run = {name: sum(check["status"] == name for check in checks) for name in ("pass", "fail", "not_run")}
+    shown.append(("checks", f"{run['pass']} hold, {run['fail']} fail, {run['not_run']} not run"))
+    tried = [result for result in told["mutations"] if result["caught_by"] is not None]
+    if tried:
+        caught = sum(result["check"] in result["caught_by"] for result in tried)
+        shown.append(("broken copies of these rows caught", f"{caught} of {len(tried)} mutations"))
+    for check, what in (("tail-logprobs", "engine"), ("policy-logprobs", "trainer")):
+        if check in told.get("largest", {}):
+            shown.append((f"largest difference, {what}'s log-probabilities", f"{told['largest'][check]:.4g} nats"))
+    provenance = told["provenance"]
+    baseline = provenance.get("uninterrupted", {})
+    setup = baseline.get("setup", {})
+    shown += [("model", f"{setup.get('model', provenance['params']['model'])}, {provenance['params']['dtype']}")]
+    shown += [(name, value) for name in ("engine",) if (value := setup.get(name))]
+    shown += [(name, value) for name in ("device",) if (value := baseline.get(name))]
+    shown += [("versions", ", ".join(f"{name} {number}" for name, number in provenance["versions"].items()))]
+    if baseline:
+        shown += [("git revision", (baseline.get("git_revision") or "none")[:12])]
+        shown += [("started", time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(baseline["start"])))]
+    return shown
