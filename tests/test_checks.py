@@ -372,8 +372,9 @@ def test_a_window_is_about_five_tokens_round_the_place(place, shown):
     assert window(list(range(10)), place) == shown
 
 
-def test_rows_behind_a_lost_one_are_still_compared(runs):
-    lines(lambda values: values[1:])(runs)
+@pytest.mark.parametrize("run", ["uninterrupted", "restored"])
+def test_rows_behind_a_lost_one_are_still_compared(runs, run):
+    lines(lambda values: values[1:], run)(runs)
     row("2/0/0", reward=0.9)(runs)
     judgement = judged(runs)
     assert [problem.key for problem in judgement.of("row-exact")] == ["2/0/0"]
@@ -408,3 +409,153 @@ def test_tail_log_probabilities_begin_behind_the_prefix(runs, place, compared):
     there = load_run(runs / "uninterrupted").only(Key(1, 0, 0)).generation_logprobs[place]
     row(run="uninterrupted", generation_logprobs=at(place, there - 0.125))(runs)
     assert failed(judged(runs)) == ({"tail-logprobs"} if compared else set())
+
+
+def cut_of(judgement, name=CUT):
+    return next(cut for cut in judgement.cuts if cut.key == name)
+
+
+def test_a_healthy_cut_is_told_with_its_budget(pristine):
+    cut = cut_of(judged(pristine))
+    first, stop = cut.segments[1]
+    assert (cut.status, cut.prefix_tokens, cut.tail_tokens, cut.limit_tokens, cut.call_index) == ("match", 3, 11, 14, 1)
+    assert (stop - first, cut.ended, len(cut.segments)) == (14, "length", 2)
+    assert cut_of(judged(pristine), "2/1/1#1").ended == "already terminal"
+
+
+def test_what_was_compared_is_counted(pristine):
+    judgement, rows = judged(pristine), [load_run(pristine / "restored").only(key) for key in params().row_keys()]
+    generated = sum(map(int, itertools.chain.from_iterable(row.token_loss_mask for row in rows)))
+    told = {"rows": 8, "tokens": sum(row.input_length for row in rows), "generated_tokens": generated}
+    assert {name: judgement.counts[name] for name in told} == told and judgement.seen["dump-complete"] == 16 + 8
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (record("completed", times="drop"), (3, 0, 14)),
+        (record("restored", times="drop"), (0, 0, 14)),
+        (row(token_ids=at(-2, 99)), (3, 11, 14)),
+    ],
+    ids=["no end", "no begin", "another token"],
+)
+def test_a_broken_cut_is_told_with_what_is_known_of_it(runs, change, told):
+    change(runs)
+    cut = cut_of(judged(runs))
+    assert (cut.status, cut.prefix_tokens, cut.tail_tokens, cut.limit_tokens) == ("broken", *told)
+
+
+def test_a_cut_whose_row_is_in_neither_dump_is_still_told(runs):
+    for run in ("uninterrupted", "restored"):
+        lines(lambda values: values[1:], run)(runs)
+    judgement = judged(runs)
+    assert cut_of(judgement).status == "broken" and "row-membership" in failed(judgement)
+
+
+def test_records_where_nothing_was_cut_are_told(runs):
+    opened = json.loads((runs / "killed" / "run.json").read_text())["exit"] | {"open_calls": {}}
+    info("killed", exit=opened)(runs)
+    (runs / "killed" / "journal.jsonl").write_text("")
+    assert "restored-once" in failed(judged(runs))
+
+
+@pytest.mark.parametrize("key", ["2/0/0", "2/1/1"])
+def test_policy_is_compared_in_every_step_while_nothing_is_set_aside(runs, key):
+    row(key, prev_logprobs=at(-1, -0.7))(runs)
+    assert [problem.key for problem in judged(runs).problems] == [key]
+
+
+@pytest.mark.parametrize(("trained", "verdict"), [("1/0/0", "PASS"), ("", "INCOMPLETE")], ids=["one", "none"])
+def test_one_row_trained_on_is_enough(runs, trained, verdict):
+    for run, key in itertools.product(("uninterrupted", "restored"), map(str, params().row_keys())):
+        row(key, run, sample_loss_mask=float(key == trained), reward=0.5 if key == "2/1/1" else 0.25)(runs)
+    assert judged(runs).verdict == verdict
+
+
+def test_a_row_lost_from_both_dumps_is_told_where_one_run_knows_the_plan(runs):
+    for run in ("uninterrupted", "restored"):
+        lines(lambda values: [values[0], *values[2:]], run)(runs)
+    (runs / "restored" / "run.json").unlink()
+    assert {problem.key for problem in judged(runs).of("row-membership")} == {FINISHED}
+
+
+@pytest.mark.parametrize("run", ["uninterrupted", "restored"])
+def test_a_row_that_one_dump_alone_lacks_is_told_without_any_plan(runs, run):
+    lines(lambda values: [values[0], *values[2:]], run)(runs)
+    dumps = [load_run(runs / name / "training.jsonl", name) for name in ("uninterrupted", "restored")]
+    assert [problem.key for problem in judge(*dumps, None, params()).of("row-membership")] == [FINISHED]
+
+
+def test_two_prompts_of_one_group_are_told(runs):
+    for key in ("1/0/0", "1/0/1"):
+        row(key, group_id="k-s1p1")(runs)
+    told = judged(runs).of("group-membership")
+    assert [problem.got for problem in told] == ["['prompt 1/0', 'prompt 1/1']"]
+
+
+def test_a_cut_call_that_is_not_in_its_row_is_told(runs):
+    row(token_loss_mask=lambda values: [*values[:-14], *[0] * 14])(runs)
+    assert "call-position" in failed(judged(runs)) and cut_of(judged(runs)).status == "broken"
+
+
+@pytest.mark.parametrize("changes", [{"generation_index": 9}, {"call_id": "x"}], ids=str)
+def test_without_a_journal_records_must_still_agree_with_their_row(runs, changes):
+    record("completed", **changes)(runs)
+    uninterrupted, _, restored = load_runs(runs)
+    assert failed(judge(uninterrupted, restored, None, params(), cuts_of_records(restored))) == {"call-position"}
+
+
+@pytest.mark.parametrize(("place", "holds"), [(-1, True), (-2, False)])
+def test_a_stop_token_may_be_the_last_and_no_other(runs, place, holds):
+    for run in ("uninterrupted", "restored"):
+        row(run=run, token_ids=at(place, STOP))(runs)
+    assert ("already-terminal" in failed(judged(runs))) != holds
+
+
+def test_log_probabilities_of_an_earlier_call_of_a_cut_row_are_compared(runs):
+    place = load_run(runs / "restored").only(Key(1, 0, 0)).segments()[0][0]
+    row(generation_logprobs=lambda values: [*values[:place], values[place] - 0.5, *values[place + 1 :]])(runs)
+    assert [(problem.check, problem.key) for problem in judged(runs).problems] == [("tail-logprobs", ROW)]
+
+
+def test_margins_are_each_runs_own(runs):
+    tie(runs, 0.1)
+    ours = load_run(runs / "uninterrupted").only(Key(1, 0, 0)).token_ids[-4]
+    row(generation_top2=at(-4, [[99, -0.9], [ours, -1.1]]), generation_logprobs=at(-4, -0.9))(runs)
+    cut = cut_of(judged(runs, near_tie_margin=0.3, max_set_aside=0.5))
+    assert (cut.margin_uninterrupted, cut.margin_restored) == (pytest.approx(0.1), pytest.approx(0.2))
+
+
+def test_a_trainer_that_saw_other_tokens_is_no_witness(runs):
+    tie(runs, 0.1)
+    ours = load_run(runs / "uninterrupted").only(Key(1, 0, 0))
+    row(run="uninterrupted", prev_top2=at(-4, [[ours.token_ids[-4], -0.9], [7, -1.0]])([None] * ours.input_length))(runs)
+    assert cut_of(judged(runs)).margin_trainer is None
+
+
+def test_a_tie_of_dumps_without_top2_is_judged_by_its_two_tokens(runs):
+    tie(runs, 0.1)
+    for run, key in itertools.product(("uninterrupted", "restored"), map(str, params().row_keys())):
+        change_row(runs, key, lambda entry: entry.pop("generation_top2"), run)
+    cut = cut_of(judged(runs, near_tie_margin=0.3, max_set_aside=0.5))
+    assert (cut.status, cut.margin_restored) == ("set_aside", 0.0)
+
+
+def test_a_problem_names_its_row_and_one_of_none_its_place(runs):
+    change_row(runs, FINISHED, lambda entry: entry.pop("generation_top2"))
+    info("killed", exit=None)(runs)
+    told = {problem.check: problem for problem in judged(runs).problems}
+    assert (told["dump-complete"].key, told["dump-complete"].next) == (FINISHED, f"restore-parity cut {FINISHED}")
+    assert (told["kill-happened"].key, told["kill-happened"].next) == ("", "look at killed/run.json, exit")
+
+
+def test_messages_show_the_text_of_token_ids_and_of_nothing_else(runs):
+    row(token_ids=at(-13, 49), generation_logprobs=at(-13, -0.75))(runs)
+    row(FINISHED, token_ids=at(-3, 49))(runs)
+    uninterrupted, killed, restored = load_runs(runs)
+    told = {
+        p.check: p for p in judge(uninterrupted, restored, killed, params(), text=lambda ids: f"text of {ids}").problems
+    }
+    for check in ("prefix-captured", "near-tie", "row-exact"):
+        assert "text of [" in told[check].expected and "text of [" in told[check].got
+    assert "text of" not in told["prefix-logprobs"].got and "re-tokenised" not in told["row-exact"].got

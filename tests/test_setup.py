@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import tomllib
 from importlib.metadata import version
 
@@ -56,3 +57,13 @@ def test_every_file_the_readme_maps_is_there():
 
 def test_the_readme_stays_short():
     assert len(README.splitlines()) < 120
+
+
+def test_the_workflow_is_one_and_uses_what_there_is():
+    file = ROOT / ".github" / "workflows" / "restore-parity.yml"
+    words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(file)]
+    assert subprocess.run(words, capture_output=True).returncode == 0
+    jobs = yaml.safe_load(file.read_text())["jobs"]
+    uploads = [step for job in jobs.values() for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
+    assert len(uploads) == len(jobs) and all(step["if"] == "${{ !cancelled() }}" for step in uploads)
+    assert all((ROOT / "params" / f"{name}.yaml").exists() for name in jobs["gpu"]["strategy"]["matrix"]["profile"])

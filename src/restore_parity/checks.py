@@ -93,7 +93,7 @@ def judge(
     groups, least = {cut.key[:2] for cut in cuts if cut.ids != []}, max(params.min_cut_groups, 1)
     expected = f"calls cut behind a captured token in {least} groups"
     found.expect("cut-coverage", len(groups) >= least, "killed run", expected, f"in {len(groups)}; {len(opened)} were open")
-    for source in sorted(records.keys() - {cut.call_id for cut in opened}) if opened else ():
+    for source in sorted(records.keys() - {cut.call_id for cut in opened}):
         found.expect("restored-once", False, "restore records", "records of cut calls only", f"one of {source}")
     rewards, first_set_aside = Counter(), math.inf
     for key in sorted(uninterrupted.rows.keys() | restored.rows.keys() | by_key.keys()):
@@ -137,7 +137,7 @@ def check_setup(found: Judgement, uninterrupted: Run, restored: Run, killed: Run
         want = (signal.SIGKILL, {call.call_id: len(call.ids) for call in killed.journal.open_calls()})
         told = [f"signal {sent}, calls open: {calls or 'none'}" for sent, calls in (want, got)]
         found.expect("kill-happened", got == want and bool(want[1]), "killed/run.json, exit", *told)
-    first = next(filter(None, infos.values()), None)
+    first = next(filter(None, infos.values()))
     for role, info in infos.items():
         where = f"{role}/run.json"
         if not found.expect("same-setup", info is not None, where, "the settings of this run", "no such file"):

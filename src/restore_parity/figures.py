@@ -138,7 +138,8 @@ def _prefixes(cuts: list[CutResult]) -> None:
     """How many cuts lie where: by the length of their prefix, and by its offset in the engine's cache block."""
     figure, (by_length, by_offset) = canvas(3.6, 2)
     longest = max(cut.prefix_tokens for cut in cuts) + 1
-    bins = range(0, longest + BLOCK_TOKENS, max(BLOCK_TOKENS, -(-longest // (30 * BLOCK_TOKENS)) * BLOCK_TOKENS))
+    width = -(-longest // 30)
+    bins = range(0, longest + width, width)
     names = [status for status in STATUS if any(cut.status == status for cut in cuts)]
     looks = {"color": [STATUS[name][1] for name in names], "label": [name.replace("_", " ") for name in names]}
     lengths = [[cut.prefix_tokens for cut in cuts if cut.status == name] for name in names]
@@ -156,7 +157,7 @@ def _prefixes(cuts: list[CutResult]) -> None:
     by_offset.set(xlabel=f"prefix tokens modulo {BLOCK_TOKENS}, the cache block", ylabel="cuts")
     for axes in (by_length, by_offset):
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    by_length.legend(frameon=False)
+    by_length.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False)
     told = ", ".join(f"{len(values)} {name.replace('_', ' ')}" for name, values in zip(names, lengths, strict=True))
     show(
         figure, f"Prefix lengths of {len(cuts)} cuts up to {longest - 1} tokens, and their offsets in a cache block: {told}"

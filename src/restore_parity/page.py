@@ -20,6 +20,8 @@ OUTPUT_CHARACTERS = 200_000  # of one cell's text; results.json holds all
 def write_html(executed: Path, page: Path, told: dict[str, Any]) -> None:
     """Convert an executed notebook (or none, if it never came to one) under the first screen of its results."""
     notebook = nbformat.read(executed, as_version=4) if executed.exists() else nbformat.v4.new_notebook()
+    # papermill's own banners: the first screen says it better
+    notebook.cells = [cell for cell in notebook.cells if "papermill-error-cell-tag" not in cell.metadata.get("tags", [])]
     exporter = HTMLExporter(raw_template=TEMPLATE.read_text(), exclude_anchor_links=True)
     exporter.register_preprocessor(CoalesceStreamsPreprocessor, enabled=True)  # of a progress bar, what it came to
     exporter.register_filter("printable", partial(printable, longest=OUTPUT_CHARACTERS))
@@ -34,7 +36,8 @@ def claim(told: dict[str, Any]) -> str:
     if told["verdict"] == "INCOMPLETE":
         return "the experiment did not come about, so nothing is said of parity"
     if told["verdict"] == "FAIL":
-        return "that the restored run trained on the same rows as the uninterrupted one is not so, or not shown"
+        broken = [check["id"] for check in told["checks"] if check["status"] == "fail"]
+        return f"the restored run is not shown to train on the uninterrupted run's rows: {', '.join(broken) or 'mutations'}"
     aside = told["counts"]["set_aside"]
     tied = f", but for {aside} of {told['counts']['cuts']} cuts that part from it at a shown near-tie" if aside else ""
     idle = [check["id"] for check in told["checks"] if check["status"] == "not_run"]

@@ -11,9 +11,10 @@ import papermill
 
 from . import results
 from .errors import IncompleteError, UsageError
+from .index import Run
 from .page import write_html
 from .params import NOTEBOOK, ROOT, Params
-from .supervisor import PHASES, check_saved, prepare
+from .supervisor import PHASES, check_saved, prepare, read_info
 
 FILES = ("report.ipynb", "report.html", "results.json", "junit.xml", "summary.md")
 
@@ -44,7 +45,8 @@ def make_report(params: Params, given: dict[str, Any], notebook: Path = NOTEBOOK
         ended = f": {type(error).__name__}: {error}"
     told = results.read_results(folder / "results.json")
     if told is None:
-        told = results.incomplete(f"stopped in cell {stopped_at(executed)}{ended}", results.provenance(params))
+        made = results.provenance(params, saved_runs(folder))
+        told = results.incomplete(f"stopped in cell {stopped_at(executed)}{ended}", made)
         results.write_json(folder / "results.json", told)
     results.write_junit(folder / "junit.xml", told)
     results.write_summary(folder / "summary.md", told)
@@ -62,6 +64,17 @@ def keep_aside(folder: Path) -> None:
         for file in made:
             file.rename(aside / file.name)
         print(f"earlier report kept as {aside}")
+
+
+def saved_runs(folder: Path) -> list[Run]:
+    """As much of each run as its run.json tells."""
+    runs = []
+    for phase in PHASES:
+        with suppress(IncompleteError):
+            run = Run(phase)
+            run.info = read_info(folder / phase)
+            runs.append(run)
+    return runs
 
 
 def stopped_at(executed: Path) -> str:
