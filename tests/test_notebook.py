@@ -6,8 +6,7 @@ import nbformat
 import pytest
 
 from restore_parity.checks import CHECKS
-from restore_parity.params import ROOT, Params
-from restore_parity.report import NOTEBOOK
+from restore_parity.params import NOTEBOOK, ROOT, Params
 
 FILES = sorted((ROOT / "notebooks").glob("*.ipynb"))
 ROLES = {"parameters", "setup", "run", "load", "plot", "check", "verdict"}

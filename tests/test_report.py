@@ -15,8 +15,10 @@ import yaml
 from builders import change_row
 from junitparser import JUnitXml
 
-from restore_parity.params import ROOT, read_params
-from restore_parity.report import NOTEBOOK, make_report, write_html
+from restore_parity.page import write_html
+from restore_parity.params import NOTEBOOK, ROOT, Params, read_params
+from restore_parity.report import make_report
+from restore_parity.results import incomplete, provenance
 
 GIVEN = {
     "model": "tiny-qwen3",
@@ -58,6 +60,10 @@ def results(folder: Path) -> dict:
     return json.loads((folder / "results.json").read_text())
 
 
+def told(reason: str) -> dict:
+    return incomplete(reason, provenance(Params()))
+
+
 def test_a_real_restore_is_bit_identical(tiny):
     told = results(tiny)
     assert (told["verdict"], told["problems"], told["counts"]["rows"], told["counts"]["set_aside"]) == ("PASS", [], 8, 0)
@@ -96,15 +102,15 @@ def test_the_trainer_took_its_steps(tiny):
 
 def test_the_report_is_whole(tiny):
     page = (tiny / "report.html").read_text()
-    assert page.index("PASS: 8 rows") < page.index("restore-parity") + 10_000 and "INCOMPLETE" not in page.split("<h2")[0]
-    assert page.count('alt="') >= 2 and 'alt="No description' not in page
+    assert "<b>PASS</b>: the restored run trained on the same rows" in page and "bit-identical" in page
+    assert "PASS: 8 rows" in page.split('id="verdict"')[1]
     assert JUnitXml.fromfile(str(tiny / "junit.xml")).failures == 0
     assert (tiny / "summary.md").read_text().startswith("## PASS: 8 rows")
 
 
 def test_the_report_loads_nothing_from_elsewhere(tiny):
     page = (tiny / "report.html").read_text()
-    assert 'src="http' not in page and "<link" not in page and "import(" not in page and "@import" not in page
+    assert 'src="http' not in page and '<link rel="style' not in page and "<script" not in page and "@import" not in page
 
 
 def test_saved_runs_are_judged_again_without_engine_or_model(saved, tmp_path, monkeypatch):
@@ -121,7 +127,7 @@ def test_a_failed_restore_fails_with_a_whole_report(saved):
     change_row(saved, "1/0/0", lambda row: row["token_ids"].__setitem__(-2, 0))
     assert report(saved, reuse=True) == 1
     page = (saved / "report.html").read_text()
-    assert "FAIL: 8 rows" in page and "reward-signal: holds" in page and page.count('alt="Near-tie margins') == 1
+    assert "FAIL: 8 rows" in page and "reward-signal: holds" in page and page.count('alt="Token boundaries') == 1
 
 
 def test_saved_runs_of_other_parameters_are_a_mistake_and_cost_no_earlier_report(saved, capfd):
@@ -141,13 +147,13 @@ def test_of_a_progress_bar_the_page_shows_what_it_came_to(tmp_path):
     for text in ("\rbar at 0", "\rbar at 50", "\rbar at 99", "\n"):
         notebook.cells[0].outputs.append(nbformat.v4.new_output("stream", name="stdout", text=text))
     nbformat.write(notebook, tmp_path / "n.ipynb")
-    write_html(tmp_path / "n.ipynb", tmp_path / "n.html", "PASS")
+    write_html(tmp_path / "n.ipynb", tmp_path / "n.html", told("stopped"))
     page = (tmp_path / "n.html").read_text()
     assert "bar at 99" in page and "bar at 50" not in page
 
 
 def test_the_verdicts_text_is_inert(tmp_path):
-    write_html(tmp_path / "none.ipynb", tmp_path / "n.html", "FAIL: <script>alert(1)</script>\n\n</pre><b>got</b>")
+    write_html(tmp_path / "none.ipynb", tmp_path / "n.html", told("<script>alert(1)</script>\n\n</pre><b>got</b>"))
     page = (tmp_path / "n.html").read_text()
     assert "<script>alert" not in page and "<b>got" not in page
 
@@ -235,7 +241,7 @@ def test_a_cut_that_is_never_reached_is_incomplete(tmp_path):
     """With the real engine: the call of 1/1/0#0 ends by its stop token long before its limit."""
     assert report(tmp_path / "runs", cut_tokens={"1/1/0#0": "limit"}) == 3
     assert "before its planned 24; plan it earlier in cut_tokens" in results(tmp_path / "runs")["summary"]
-    assert os.path.getsize(tmp_path / "runs" / "report.html") > 100_000
+    assert "run-killed" in (tmp_path / "runs" / "report.html").read_text()
 
 
 def test_a_journal_that_can_not_be_written_is_incomplete(tmp_path):
