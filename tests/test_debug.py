@@ -83,10 +83,10 @@ def test_windows_show_both_rows_at_the_seam_and_at_the_first_difference(runs):
     change_row(runs, "1/0/0", at_place(-2, token_ids=99))
     mine = case(runs, "1/0/0#1")
     frame = debug.window_table(mine).data
-    there = frame[frame["token"] == f"{mine.rows['restored'].input_length - 2} <-"].iloc[0]
-    assert there["round"] == "first difference" and there["restored: id"] == "99" != there["uninterrupted: id"]
-    seam = frame[frame["token"] == f"{len(mine.cut.prompt_ids) + 3} <-"].iloc[0]
-    assert seam["round"] == "seam" and seam["uninterrupted: likeliest"] == seam["restored: likeliest"] != ""
+    there = frame[frame["place"] == f"{mine.rows['restored'].input_length - 2} <-"].iloc[0]
+    assert there["round"] == "first difference" and there["restored: token"] == "99" != there["uninterrupted: token"]
+    seam = frame[frame["place"] == f"{len(mine.cut.prompt_ids) + 3} <-"].iloc[0]
+    assert seam["round"] == "seam" and seam["uninterrupted: nats"] == seam["restored: nats"] < 0
 
 
 def test_a_models_text_is_inert(runs):

@@ -57,7 +57,7 @@ def judged(runs: str) -> tuple[Judgement, tuple[Run, Run, Run]]:
     if not (ROOT / runs).is_dir():
         raise UsageError(f"runs: {runs!r} is no folder", "give the one that holds uninterrupted, killed and restored")
     uninterrupted, killed, restored = loaded = load_runs(ROOT / runs)
-    text = text_of(killed.params.model)
+    text = text_of(killed.info.setup.get("model", ""))
     return judge(uninterrupted, restored, killed, killed.params, look=f"--runs {runs}", text=text), loaded
 
 
@@ -81,7 +81,7 @@ def cut_list(judgement: Judgement) -> Styler:
 
 
 def _table(lines: list[dict]) -> Styler:
-    return pandas.DataFrame(lines).style.hide(axis="index").format(precision=6, na_rep="", escape="html")
+    return pandas.DataFrame(lines).style.hide(axis="index").format(precision=6, na_rep="none", escape="html")
 
 
 def pick(judgement: Judgement, runs: tuple[Run, Run, Run], name: str) -> Case:
@@ -123,12 +123,13 @@ def window_table(case: Case) -> Styler:
     """The tokens of both rows round the seam and round the rows' first difference; places count from a row's start."""
     places = {"seam": len(case.cut.prompt_ids) + len(case.cut.ids)}
     ids = [row.token_ids for row in case.rows.values() if row]
+    end = max(map(len, ids), default=0)
     if len(ids) == 2 and (at := first_difference(*ids)) is not None:
         places["first difference"] = at
     lines = []
     for what, place in places.items():
-        for at in range(max(0, place - AROUND), place + AROUND + 1):
-            lines.append({"round": what, "token": f"{at}{' <-' * (at == place)}"})
+        for at in range(max(0, place - AROUND), min(end, place + AROUND) + 1):
+            lines.append({"round": what, "place": f"{at}{' <-' * (at == place)}"})
             for name, row in case.rows.items():
                 lines[-1] |= {f"{name}: {column}": value for column, value in _cells(case, row, at).items()}
     return _table(lines)
@@ -136,12 +137,13 @@ def window_table(case: Case) -> Styler:
 
 def _cells(case: Case, row: Row | None, at: int) -> dict[str, str | float]:
     if row is None or at >= row.input_length:
-        return {"id": "end" if row else "no sound row"}
-    top2 = likely(row.generation_top2[at] if row.generation_top2 else None)
-    token, trained = row.token_ids[at], bool(row.token_loss_mask[at])
-    told: dict = {"id": str(token), "text": case.text(token), "trained": "yes" if trained else "no"}
-    told |= {"log-probability, nats": row.generation_logprobs[at]} if trained else {}
-    return told | {"likeliest": ", ".join(f"{one} {case.text(one)} {logprob:.6f}" for one, logprob in top2.items())}
+        return {"token": "end" if row else "no sound row"}
+    token, others = row.token_ids[at], likely(row.generation_top2[at] if row.generation_top2 else None)
+    told = {"token": f"{token} {case.text(token)}".strip()}
+    if not row.token_loss_mask[at]:
+        return told
+    rest = [f"{other} {case.text(other)} {logprob:.6f}" for other, logprob in others.items() if other != token]
+    return told | {"nats": row.generation_logprobs[at], "other likely, nats": ", ".join(rest)}
 
 
 def _gaps(case: Case) -> tuple[str, dict[str, list[float]]]:
@@ -158,9 +160,9 @@ def plot_trace(case: Case) -> None:
     """How far each view's log-probabilities are from the uninterrupted run's, token by token over the call."""
     base, traces = _gaps(case)
     figure, axes = pyplot.subplots(figsize=(10, 3.6), layout="constrained")
-    for name, gaps in traces.items():
+    for size, (name, gaps) in zip((10, 8, 6, 4), traces.items(), strict=False):  # equal ones stay visible in each other
         colour, marker = MARKS[name].split()
-        axes.plot(gaps, color=colour, marker=marker, fillstyle="none", markersize=5, lw=0.8, label=name)
+        axes.plot(gaps, color=colour, marker=marker, fillstyle="none", markersize=size, lw=0.8, label=name)
     axes.axvline(len(case.cut.ids) - 0.5, color="black", ls="--", label="seam: the prefix ends")
     if case.parting is not None:
         axes.axvline(case.parting, color="black", ls=":", label="first difference of the saved tokens")
