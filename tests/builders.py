@@ -1,12 +1,15 @@
 """A tiny world of tokens: an engine that follows a script, a codec of bytes, three healthy runs by the real rollouts."""
 
 import json
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import yaml
 
 from restore_parity.checks import Judgement, judge
 from restore_parity.engine import Output
@@ -19,6 +22,27 @@ from restore_parity.workload import tasks
 
 STOP = 2
 CUTS = {"1/0/0#1": 3, "1/1/0#1": "limit-1", "1/1/1#0": 5, "2/1/1#1": "limit"}
+
+
+GIVEN = {
+    "model": "tiny-qwen3",
+    "companion": True,
+    "engine_env": {"VLLM_CPU_ATTN_SPLIT_KV": "0"},
+    "tool_limit_tokens": 24,
+    "closing_limit_tokens": [40, 20],
+    "cut_tokens": {"1/0/0#1": 1, "1/0/1#1": 15, "1/1/0#1": "limit-1", "1/1/1#1": "limit", "2/0/0#1": 16, "2/1/0#0": 17},
+    "near_tie_margin": 0.0,
+    "max_set_aside": 0.0,
+    "max_logprob_diff": 0.0,
+    "max_policy_diff": 0.0,
+}
+
+
+def report(folder: Path, **changes) -> int:
+    """The `report` command over a file of parameters; its exit code."""
+    file = folder.parent / f"{folder.name}.yaml"
+    file.write_text(yaml.safe_dump(GIVEN | {"runs": str(folder)} | changes))
+    return subprocess.run([sys.executable, "-m", "restore_parity.cli", "report", str(file)], cwd=folder.parent).returncode
 
 
 def params(**changes) -> Params:

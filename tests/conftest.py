@@ -2,7 +2,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from builders import healthy_runs
+from builders import healthy_runs, report
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +15,18 @@ def pristine(tmp_path_factory) -> Path:
 def runs(pristine, tmp_path) -> Path:
     """A copy of the healthy runs to break."""
     return Path(shutil.copytree(pristine, tmp_path / "runs"))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    """One real report of the tiny model."""
+    folder = tmp_path_factory.mktemp("tiny") / "runs"
+    assert report(folder) == 0
+    return folder
+
+
+@pytest.fixture
+def saved(tiny, tmp_path) -> Path:
+    """A copy of it, its runs saved and nothing reported yet."""
+    shutil.copytree(tiny, tmp_path / "runs", ignore=shutil.ignore_patterns("report*", "results.json", "*.md", "*.xml"))
+    return tmp_path / "runs"

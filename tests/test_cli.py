@@ -1,6 +1,7 @@
 """The commands as a user types them: exit codes, one message for a mistake, no traceback."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 from builders import change_row, params
 
 from restore_parity.cli import main
+from restore_parity.cuts import NOTEBOOK
+from restore_parity.params import ROOT
 
 
 @pytest.fixture
@@ -99,6 +102,26 @@ def test_cut_shows_records_windows_and_rows(command, runs):
         and "99 " in out
         and "<- differs" in out
     )
+
+
+def test_cut_ends_with_the_command_that_opens_the_debugger(command, pristine, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    _, out, _ = command("cut", "1/0/0#1", "--runs", pristine)
+    words = shlex.split(out.splitlines()[-2])
+    assert words[:3] == ["papermill", "notebooks/debug_cut.ipynb", f"{pristine}/debug.ipynb"]
+    assert words[3:] == ["-p", "runs", str(pristine), "-p", "cut", "1/0/0#1"] and "jupyter lab" in out.splitlines()[-1]
+
+
+def test_of_a_relative_folder_the_debugger_gets_a_name_that_holds_for_it(command, pristine, monkeypatch):
+    """The notebook counts from the project's folder, the command from where it was typed."""
+    monkeypatch.chdir(pristine.parent)
+    _, out, _ = command("cut", "1/0/0", "--runs", pristine.name)
+    words = shlex.split(out.splitlines()[-2])
+    assert words[1:6] == [str(NOTEBOOK), f"{pristine.name}/debug.ipynb", "-p", "runs", str(pristine)]
+
+
+def test_a_row_without_a_cut_has_nothing_to_debug(command, pristine):
+    assert "papermill" not in command("cut", "1/0/1", "--runs", pristine)[1]
 
 
 def test_cut_takes_a_row_too(command, pristine):

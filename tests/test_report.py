@@ -12,48 +12,13 @@ import nbformat
 import psutil
 import pytest
 import yaml
-from builders import change_row
+from builders import GIVEN, change_row, report
 from junitparser import JUnitXml
 
 from restore_parity.page import write_html
 from restore_parity.params import NOTEBOOK, ROOT, Params, read_params
 from restore_parity.report import make_report
 from restore_parity.results import incomplete, provenance
-
-GIVEN = {
-    "model": "tiny-qwen3",
-    "companion": True,
-    "engine_env": {"VLLM_CPU_ATTN_SPLIT_KV": "0"},
-    "tool_limit_tokens": 24,
-    "closing_limit_tokens": [40, 20],
-    "cut_tokens": {"1/0/0#1": 1, "1/0/1#1": 15, "1/1/0#1": "limit-1", "1/1/1#1": "limit", "2/0/0#1": 16, "2/1/0#0": 17},
-    "near_tie_margin": 0.0,
-    "max_set_aside": 0.0,
-    "max_logprob_diff": 0.0,
-    "max_policy_diff": 0.0,
-}
-
-
-def report(folder: Path, **changes) -> int:
-    """The `report` command over a file of parameters; its exit code."""
-    file = folder.parent / f"{folder.name}.yaml"
-    file.write_text(yaml.safe_dump(GIVEN | {"runs": str(folder)} | changes))
-    return subprocess.run([sys.executable, "-m", "restore_parity.cli", "report", str(file)], cwd=folder.parent).returncode
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory) -> Path:
-    """One real report of the tiny model."""
-    folder = tmp_path_factory.mktemp("tiny") / "runs"
-    assert report(folder) == 0
-    return folder
-
-
-@pytest.fixture
-def saved(tiny, tmp_path) -> Path:
-    """A copy of it, its runs saved and nothing reported yet."""
-    shutil.copytree(tiny, tmp_path / "runs", ignore=shutil.ignore_patterns("report*", "results.json", "*.md", "*.xml"))
-    return tmp_path / "runs"
 
 
 def results(folder: Path) -> dict:

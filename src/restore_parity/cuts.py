@@ -1,16 +1,20 @@
 """One cut whole, as text: for the terminal and the debugger."""
 
 import re
+import shlex
 from pathlib import Path
 
 import msgspec
 
 from .checks import first_difference
 from .errors import UsageError
-from .index import load_runs
+from .index import Run, load_runs
+from .journal import Call
+from .params import ROOT
 from .records import Key, Row
 
 AROUND = 5
+NOTEBOOK = ROOT / "notebooks" / "debug_cut.ipynb"
 
 
 def cut_text(name: str, runs: Path) -> str:
@@ -28,11 +32,7 @@ def cut_text(name: str, runs: Path) -> str:
         raise UsageError(f"no row and no call {name} in {runs}", f"the cuts are {known or 'none'}")
     lines = [f"cut {name}"]
     for call in calls:
-        ended = call.finish_reason or "open at the kill"
-        lines.append(f"killed    {call.call_id}: {len(call.ids)} tokens of {call.max_tokens}, {ended}")
-        for record in restored.restores:
-            if record.source_call_id == call.call_id:
-                lines.append(f"restored  {msgspec.json.encode(record).decode()}")
+        lines += record_lines(call, restored)
     for run, row in rows.items():
         told = "missing, doubled or unsound" if row is None else f"{row.input_length} tokens, reward {row.reward:.6g}"
         segments = "" if row is None else f", trained segments {row.segments()}"
@@ -46,7 +46,25 @@ def cut_text(name: str, runs: Path) -> str:
             lines += ["", f"{what}, token {place}", *_window(baseline, row, place)]
         if at is None:
             lines += ["", "the token ids of both runs are equal"]
+    lines += [line for call in calls if call.is_open for line in ("", *_debugger(call.name, runs))]
     return "\n".join(lines)
+
+
+def record_lines(call: Call, restored: Run) -> list[str]:
+    """A line for what the journal captured of a call, and one for each restore record of it."""
+    ended = call.finish_reason or "open at the kill"
+    mine = [record for record in restored.restores if record.source_call_id == call.call_id]
+    lines = [f"killed    {call.call_id}: {len(call.ids)} tokens of {call.max_tokens}, {ended}"]
+    return lines + [f"restored  {msgspec.json.encode(record).decode()}" for record in mine]
+
+
+def _debugger(name: str, runs: Path) -> list[str]:
+    """The command that runs the cut again; the notebook counts a relative folder from the project's."""
+    folder, notebook = runs.resolve(), NOTEBOOK if Path.cwd() != ROOT else NOTEBOOK.relative_to(ROOT)
+    given = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
+    words = ["papermill", notebook, runs / "debug.ipynb", "-p", "runs", given, "-p", "cut", name]
+    lab = f"or jupyter lab {shlex.quote(str(notebook))}, with these runs and this cut in its first code cell"
+    return ["run this cut again, by prefill and by decode:", f"  {shlex.join(map(str, words))}", f"  {lab}"]
 
 
 def _cut_place(row: Row, call) -> int:

@@ -95,8 +95,9 @@ class VllmEngine:
             self._engine.add_request(COMPANION, {"prompt_token_ids": [0]}, sampling)
         self.device = str(self._engine.vllm_config.device_config.device_type)
 
-    def add(self, call_id: str, prompt_ids: list[int], max_tokens: int) -> None:
-        self._engine.add_request(call_id, {"prompt_token_ids": prompt_ids}, self._sampling(max_tokens=max_tokens))
+    def add(self, call_id: str, prompt_ids: list[int], max_tokens: int, **sampling: Any) -> None:
+        sampled = self._sampling(max_tokens=max_tokens, **sampling)
+        self._engine.add_request(call_id, {"prompt_token_ids": prompt_ids}, sampled)
 
     def step(self) -> list[Output]:
         return [_output(request) for request in self._engine.step() if request.request_id != COMPANION]
