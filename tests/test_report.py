@@ -20,8 +20,7 @@ from restore_parity.report import NOTEBOOK, make_report, write_html
 
 GIVEN = {
     "model": "tiny-qwen3",
-    "companion": True,
-    "engine_env": {"VLLM_CPU_ATTN_SPLIT_KV": "0"},
+    "strict": True,
     "tool_limit_tokens": 24,
     "closing_limit_tokens": [40, 20],
     "cut_tokens": {"1/0/0#1": 1, "1/0/1#1": 15, "1/1/0#1": "limit-1", "1/1/1#1": "limit", "2/0/0#1": 16, "2/1/0#0": 17},
@@ -61,6 +60,27 @@ def results(folder: Path) -> dict:
 def test_a_real_restore_is_bit_identical(tiny):
     told = results(tiny)
     assert (told["verdict"], told["problems"], told["counts"]["rows"], told["counts"]["set_aside"]) == ("PASS", [], 8, 0)
+
+
+def test_the_run_says_what_its_engine_really_ran_with(tiny):
+    setup = json.loads((tiny / "restored" / "run.json").read_text())["setup"]
+    assert setup["strict"] and setup["effective"]["split_kv_on_cpu"] is False
+    assert setup["effective"]["enable_prefix_caching"] is False and not setup["overlap_starts"]
+
+
+def test_overlapped_starts_change_nothing_but_the_order_of_things(tiny, tmp_path):
+    """The same rows to the last bit; the restored run's process began before the kill and read the capture after it."""
+    assert report(tmp_path / "runs", overlap_starts=True) == 0
+
+    def rows(folder):
+        lines = [json.loads(line) for line in (folder / "restored" / "training.jsonl").read_text().splitlines()]
+        kept = ("token_ids", "generation_logprobs", "prev_logprobs", "reward")
+        return [[row[name] for name in kept] for line in lines for row in line["rows"]]
+
+    runs = {name: json.loads((tmp_path / "runs" / name / "run.json").read_text()) for name in ("killed", "restored")}
+    assert rows(tmp_path / "runs") == rows(tiny)
+    assert runs["restored"]["start"] < runs["killed"]["exit"]["time"] < runs["restored"]["ready"]
+    assert results(tmp_path / "runs")["provenance"]["restored"]["setup"]["overlap_starts"]
 
 
 def test_the_planned_cuts_lie_where_they_were_planned(tiny):
