@@ -82,6 +82,11 @@ GPU = [
     strict("invariant, graphs, prefix cache on", args=GRAPHS | {"enable_prefix_caching": True}),
     strict("invariant, graphs, no async scheduling", args=GRAPHS | {"async_scheduling": False}),
     strict("invariant, graphs, log-probability of the chosen token alone", args=GRAPHS, logprobs=0),
+    Setting(
+        "invariant, graphs, first model runner, chunk 128",
+        chunk(128) | GRAPHS,
+        INVARIANT | {"VLLM_USE_V2_MODEL_RUNNER": "0"},
+    ),
     Setting("default, graphs, chunk 128", chunk(128) | GRAPHS),
     Setting("not invariant, eager, chunk 128", chunk(128)),
     strict("invariant, eager"),
