@@ -34,21 +34,22 @@ CHILD_S = 240  # the most one setting may take
 FIRST_ID, LAST_ID = 3, 250  # ids every model of this package has, none of them special
 GRAPHS = {"enforce_eager": False, "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
 COMPILED = {"enforce_eager": False}
-NATIVE_NORM = {
-    "compilation_config": {"custom_ops": ["none"]},
+TORCH_NORMS = {
+    "enforce_eager": False,
+    "compilation_config": GRAPHS["compilation_config"] | {"custom_ops": ["-rms_norm"]},
     "kernel_config": {"ir_op_priority": {"rms_norm": ["native"], "fused_add_rms_norm": ["native"]}},
 }
 INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
 
 
 class Setting(Struct):
-    """One line of the table. `matmul` replaces the batch-invariant matrix product of vLLM 0.26 (see `replace_matmul`)."""
+    """One line of the table. `replaced`: kernels of vLLM 0.26's batch invariance to put others in the place of."""
 
     name: str
     args: dict[str, Any] = {}
     env: dict[str, str] = {}
     params: dict[str, Any] = {}
-    matmul: str = ""
+    replaced: list[str] = []
     logprobs: int = 2
 
     @property
@@ -60,36 +61,34 @@ def chunk(tokens: int, **more) -> dict[str, Any]:
     return {"max_num_batched_tokens": tokens} | more
 
 
-def strict(name: str, tokens: int = 128, args: dict[str, Any] | None = None, **more) -> Setting:
-    return Setting(f"{name}, chunk {tokens}", chunk(tokens) | (args or {}), INVARIANT, **more)
+def strict(name: str, tokens: int = 128, args: dict[str, Any] | None = None, env: dict[str, str] | None = None, **more):
+    return Setting(f"{name}, chunk {tokens}", chunk(tokens) | (args or {}), INVARIANT | (env or {}), **more)
 
 
 GPU = [
     Setting("default, graphs", GRAPHS),
     strict("invariant, graphs", args=GRAPHS),
-    strict("invariant, graphs, products by cuBLASLt", args=GRAPHS, matmul="cublaslt"),
-    strict("invariant, graphs, products in tiles of 64 x 32", args=GRAPHS, matmul="64,32,128"),
-    strict("invariant, graphs, products in tiles of 16 x 64", args=GRAPHS, matmul="16,64,128"),
+    strict("invariant, graphs, products by cuBLASLt", args=GRAPHS, replaced=["cublaslt"]),
+    strict("invariant, graphs, products in tiles of 64 x 32", args=GRAPHS, replaced=["64,32,128"]),
+    strict("invariant, graphs, one norm kernel", 2048, args=GRAPHS, replaced=["norm"]),
     strict("invariant, graphs", 255, args=GRAPHS),
-    strict("invariant, eager", 256),
-    strict("invariant, eager, norms in torch", 512, args=NATIVE_NORM),
-    strict("invariant, eager", 512),
-    strict("invariant, eager", 64),
+    strict("invariant, graphs", 256, args=GRAPHS),
+    strict("invariant, graphs, one norm kernel, products by cuBLASLt", 2048, args=GRAPHS, replaced=["norm", "cublaslt"]),
+    strict("invariant, graphs, products in tiles of 16 x 64", args=GRAPHS, replaced=["16,64,128"]),
+    strict("invariant, graphs, norms in torch", 2048, args=TORCH_NORMS),
+    strict("invariant, graphs", 512, args=GRAPHS),
+    strict("invariant, graphs", 64, args=GRAPHS),
     strict("invariant, graphs, TRITON_ATTN", args=GRAPHS | {"attention_backend": "TRITON_ATTN"}),
-    strict("invariant, eager, TRITON_ATTN", 256, args={"attention_backend": "TRITON_ATTN"}),
+    strict("invariant, graphs, TRITON_ATTN", 256, args=GRAPHS | {"attention_backend": "TRITON_ATTN"}),
     strict("invariant, graphs, top_p 1e-6", args=GRAPHS, params={"temperature": 1.0, "top_p": 1e-6}),
     strict("invariant, graphs, float32", args=GRAPHS, params={"dtype": "float32"}),
     strict("invariant, graphs, prefix cache on", args=GRAPHS | {"enable_prefix_caching": True}),
+    Setting("default, graphs, chunk 128", chunk(128) | GRAPHS),
+    strict("invariant, eager"),
+    Setting("default, eager"),
     strict("invariant, graphs, no async scheduling", args=GRAPHS | {"async_scheduling": False}),
     strict("invariant, graphs, log-probability of the chosen token alone", args=GRAPHS, logprobs=0),
-    Setting(
-        "invariant, graphs, first model runner, chunk 128",
-        chunk(128) | GRAPHS,
-        INVARIANT | {"VLLM_USE_V2_MODEL_RUNNER": "0"},
-    ),
-    Setting("default, graphs, chunk 128", chunk(128) | GRAPHS),
-    Setting("not invariant, eager, chunk 128", chunk(128)),
-    strict("invariant, eager"),
+    strict("invariant, graphs, first model runner", args=GRAPHS, env={"VLLM_USE_V2_MODEL_RUNNER": "0"}),
     Setting("default, graphs, again", GRAPHS),
     strict("invariant, compiled with graphs", args=COMPILED),
     strict("invariant, compiled with graphs", 512, args=COMPILED),
@@ -108,17 +107,27 @@ CPU = [
 ]
 
 
-def replace_matmul(kind: str) -> None:
-    """Another product in the place of vLLM 0.26's batch-invariant one, whose tiles of 128 x 128 leave most of a GPU idle.
+def replace(kind: str) -> None:
+    """Another kernel in the place of one of vLLM 0.26's batch-invariant ones.
 
-    `cublaslt`: the library's own, which batch invariance has already forbidden to split the sums. `M,N,K`: vLLM's kernel
-    in tiles of that size, the same for every batch, so that a row's sums keep their order.
+    `cublaslt`: the library's matrix product, which batch invariance has already forbidden to split sums. `M,N,K`: vLLM's
+    own product in tiles of that size, the same for every batch, so that a row's sums keep their order; its tiles of
+    128 x 128 leave most of a GPU idle. `norm`: the norm kernel of one program a row also where a residual is added, in the
+    place of the one whose threads, and with them the order of its sums, depend on the number of tokens.
     """
     import torch
-    from vllm.model_executor.layers import batch_invariant, linear, vocab_parallel_embedding
+    from vllm.model_executor.layers import batch_invariant, layernorm, linear, vocab_parallel_embedding
 
     if kind == "cublaslt":
         linear.linear_batch_invariant = vocab_parallel_embedding.linear_batch_invariant = torch.nn.functional.linear
+        return
+    if kind == "norm":
+        alone = layernorm.rms_norm_batch_invariant
+
+        def norm(x, weight, eps=1e-6, residual=None):
+            return alone(x, weight, eps) if residual is None else (alone(residual.add_(x), weight, eps), residual)
+
+        layernorm.rms_norm_batch_invariant = norm
         return
     rows, columns, depth = map(int, kind.split(","))
     units = torch.cuda.get_device_properties(0).multi_processor_count
@@ -173,8 +182,8 @@ def measure(setting: Setting, model: str, rows: int, tokens: int) -> dict[str, A
     given = given.model_copy(update={"engine_args": space | setting.args})  # unvalidated: what is refused is measured too
     os.environ.update(engine_env(given))
     folder, start = model_path(model), time.perf_counter()
-    if setting.matmul:
-        replace_matmul(setting.matmul)
+    for kind in setting.replaced:
+        replace(kind)
     engine = VllmEngine(folder, given, 301 + tokens)
     engine._sampling = partial(engine._sampling, ignore_eos=True, logprobs=setting.logprobs)
     started = time.perf_counter() - start
