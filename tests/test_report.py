@@ -34,6 +34,27 @@ def test_a_real_restore_is_bit_identical(tiny):
     assert (told["verdict"], told["problems"], told["counts"]["rows"], told["counts"]["set_aside"]) == ("PASS", [], 8, 0)
 
 
+def test_the_run_says_what_its_engine_really_ran_with(tiny):
+    setup = json.loads((tiny / "restored" / "run.json").read_text())["setup"]
+    assert setup["strict"] and setup["effective"]["split_kv_on_cpu"] is False
+    assert setup["effective"]["enable_prefix_caching"] is False and not setup["overlap_starts"]
+
+
+def test_overlapped_starts_change_nothing_but_the_order_of_things(tiny, tmp_path):
+    """The same rows to the last bit; the restored run's process began before the kill and read the capture after it."""
+    assert report(tmp_path / "runs", overlap_starts=True) == 0
+
+    def rows(folder):
+        lines = [json.loads(line) for line in (folder / "restored" / "training.jsonl").read_text().splitlines()]
+        kept = ("token_ids", "generation_logprobs", "prev_logprobs", "reward")
+        return [[row[name] for name in kept] for line in lines for row in line["rows"]]
+
+    runs = {name: json.loads((tmp_path / "runs" / name / "run.json").read_text()) for name in ("killed", "restored")}
+    assert rows(tmp_path / "runs") == rows(tiny)
+    assert runs["restored"]["start"] < runs["killed"]["exit"]["time"] < runs["restored"]["ready"]
+    assert results(tmp_path / "runs")["provenance"]["restored"]["setup"]["overlap_starts"]
+
+
 def test_the_planned_cuts_lie_where_they_were_planned(tiny):
     prefixes = {cut["key"]: cut["prefix_tokens"] for cut in results(tiny)["cuts"]}
     assert (

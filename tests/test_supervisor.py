@@ -165,3 +165,49 @@ def test_a_run_that_never_ended_is_incomplete(runs):
     file.write_bytes(supervisor.msgspec.json.encode(supervisor.msgspec.structs.replace(info, exit=None)))
     with pytest.raises(IncompleteError, match="half-written"):
         run_phase("killed", params(runs=str(runs), reuse=True))
+
+
+def test_memory_that_comes_back_late_is_waited_for():
+    told = iter([[100, 8000], [8000, 8000]])
+    assert supervisor.wait_for_memory([8100, 8000], lambda: next(told)) < 30 and next(told, None) is None
+
+
+def test_memory_that_stays_away_is_incomplete_with_both_readings():
+    with pytest.raises(IncompleteError, match=r"not back after 0 s: \[100\] MiB free, \[8000\] before"):
+        supervisor.wait_for_memory([8000], lambda: [100], timeout_s=0)
+
+
+def test_the_cpu_build_has_no_device_to_wait_for():
+    assert supervisor.free_memory() == []
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """Two real workers of overlapped runs behind their gates, killed and restored; (parameters, pids)."""
+    given = params(model="tiny-qwen3", overlap_starts=True, runs=str(tmp_path / "runs"), cut_tokens={"1/0/0#1": 1})
+    prepare(given)
+    others = {phase: supervisor.start_worker(phase, given) for phase in ("killed", "restored")}
+    supervisor._waiting.update({given.folder / phase: child for phase, child in others.items()})
+    yield given, {phase: child._process.pid for phase, child in others.items()}
+    supervisor.end_waiting()
+
+
+def test_of_three_workers_the_kill_takes_its_own_group_only(waiting):
+    given, pids = waiting
+    run_phase("killed", given)
+    assert not psutil.pid_exists(pids["killed"]) and psutil.Process(pids["restored"]).status() != psutil.STATUS_ZOMBIE
+    assert not (given.folder / "restored" / "journal.jsonl").exists()
+
+
+def test_a_worker_that_dies_at_its_gate_is_told_and_no_other_is_left(waiting):
+    given, pids = waiting
+    os.kill(pids["restored"], signal.SIGKILL)
+    with pytest.raises(IncompleteError, match="restored: the worker was killed by signal 9"):
+        run_phase("killed", given)
+    assert not any(psutil.pid_exists(pid) for pid in pids.values())
+
+
+def test_the_set_up_cell_run_again_ends_what_still_waits(waiting):
+    given, pids = waiting
+    prepare(given)
+    assert not any(psutil.pid_exists(pid) for pid in pids.values())

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from restore_parity.index import load_run
 from restore_parity.models import model_path
 from restore_parity.records import Key, Row
-from restore_parity.trainer import collate, dumped, group_advantages, policy_logprobs, train_step
+from restore_parity.trainer import collate, dumped, group_advantages, policy_logprobs, recompute_layers, train_step
 
 CPU = torch.device("cpu")
 
@@ -56,6 +56,17 @@ def test_a_step_is_one_optimiser_step_however_it_is_batched(rows):
         weights.append(torch.nn.utils.parameters_to_vector(model.parameters()))
     start = torch.nn.utils.parameters_to_vector(tiny().parameters())
     assert torch.allclose(weights[0], weights[1], atol=1e-5) and not torch.allclose(weights[0], start, atol=1e-5)
+
+
+def test_recomputed_layers_change_no_bit_of_a_step(rows):
+    weights = []
+    for recompute in (False, True):
+        model = tiny()
+        if recompute:
+            recompute_layers(model)
+        list(train_step(model, torch.optim.SGD(model.parameters(), lr=0.1), rows, 2))
+        weights.append(torch.nn.utils.parameters_to_vector(model.parameters()))
+    assert torch.equal(*weights)
 
 
 def test_a_row_of_sample_loss_mask_0_is_not_trained_on(rows):

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,7 +26,7 @@ CHATML = (
 def model_path(model: str) -> Path:
     """Return the folder of a checkpoint, making a named one in the user's cache on first use.
 
-    `model` is `smollm2-135m`, `tiny-qwen3`, a folder, or a hub id whose snapshot is already on this
+    `model` is `smollm2-135m`, `tiny-qwen3`, `qwen3-1.7b-random`, a folder, or a hub id whose snapshot is already on this
     machine (or can be fetched when `HF_HUB_OFFLINE` is not set).
     Raises UsageError, naming what to do, when there is no such model.
     """
@@ -195,6 +196,76 @@ def _make_tiny_qwen3(folder: Path) -> None:
     _save_tokenizer(folder, tokens, [], special, CHATML)
 
 
+QWEN3_1_7B = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+}
+
+
+def _make_random_qwen3(folder: Path, shape: dict[str, int] = QWEN3_1_7B) -> None:
+    """A Qwen3 of Qwen3-1.7B's shape with seeded random weights: its speed and its worst case of near-ties, not its text.
+
+    Prompts are bytes. Every token past the bytes decodes to its own number, so that the verifier has something to pay.
+    """
+    import numpy
+    import torch
+    from safetensors.torch import save_file
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    hidden, inner, head = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
+    queries, keys = shape["num_attention_heads"] * head, shape["num_key_value_heads"] * head
+    layer = {
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "self_attn.q_norm": (head,),
+        "self_attn.k_norm": (head,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    shapes = {"model.embed_tokens.weight": (shape["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    for place in range(shape["num_hidden_layers"]):
+        shapes |= {f"model.layers.{place}.{name}.weight": size for name, size in layer.items()}
+
+    def weight(numbered) -> torch.Tensor:
+        seed, size = numbered
+        if len(size) == 1:  # a norm
+            return torch.ones(size, dtype=torch.bfloat16)
+        # 0.02 as Qwen3 begins its training: the layers outweigh the tied embedding, so no token just repeats itself
+        values = numpy.random.Generator(numpy.random.SFC64(seed)).standard_normal(size, dtype=numpy.float32)
+        return (torch.from_numpy(values) * 0.02).to(torch.bfloat16)
+
+    with ThreadPoolExecutor() as pool:  # one stream of numbers a tensor: the same on any number of threads
+        weights = dict(zip(shapes, pool.map(weight, enumerate(shapes.values())), strict=True))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = shape | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokens = special + sorted(ByteLevel.alphabet())
+    tokens += [f"\u0120{place}" for place in range(len(tokens), shape["vocab_size"])]  # byte-level BPE writes a space so
+    _save_config(folder, config, eos_id=2)
+    _save_tokenizer(folder, tokens, [], special, CHATML)
+
+
 def _save_config(folder: Path, config: dict, eos_id: int) -> None:
     config |= {"bos_token_id": 1, "eos_token_id": eos_id, "pad_token_id": eos_id}
     (folder / "config.json").write_text(json.dumps(config, indent=2))
@@ -224,4 +295,4 @@ def _save_tokenizer(folder: Path, tokens: list, merges: list, special: list, cha
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 
-MAKERS = {"smollm2-135m": _make_smollm2, "tiny-qwen3": _make_tiny_qwen3}
+MAKERS = {"smollm2-135m": _make_smollm2, "tiny-qwen3": _make_tiny_qwen3, "qwen3-1.7b-random": _make_random_qwen3}

@@ -38,6 +38,7 @@ class Params(BaseModel):
     engine_args: dict[str, Any] = {}
     engine_env: dict[str, str] = {}
     companion: bool = False
+    strict: bool = False
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
@@ -53,6 +54,7 @@ class Params(BaseModel):
 
     cut_tokens: dict[str, StrictInt | str] = {}
     kill_after_tokens: Count = 200
+    overlap_starts: bool = False
     timeout_s: Count = 1800
 
     learning_rate: Size = 1e-6
@@ -139,7 +141,7 @@ class Params(BaseModel):
         return ROOT / self.runs
 
     def workload(self) -> dict[str, Any]:
-        """What decides the rows: everything but where they lie and how they are judged."""
+        """What decides the rows: everything but where they lie, when their engines start and how they are judged."""
         return self.model_dump(exclude=JUDGING)
 
     def sha256(self) -> str:
@@ -148,8 +150,8 @@ class Params(BaseModel):
 
 
 JUDGING = {
-    *("runs", "reuse", "timeout_s", "near_tie_margin", "max_set_aside", "max_logprob_diff", "max_policy_diff"),
-    *("min_cut_groups", "thresholds_from"),
+    *("runs", "reuse", "overlap_starts", "timeout_s", "min_cut_groups", "thresholds_from"),
+    *("near_tie_margin", "max_set_aside", "max_logprob_diff", "max_policy_diff"),
 }
 
 

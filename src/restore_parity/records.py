@@ -100,6 +100,7 @@ class Exit(Struct, frozen=True):
     code: int | None = None
     open_calls: dict[str, int] = {}  # call_id to its tokens in the journal
     removed: list[str] = []  # shared-memory files the killed group had left behind
+    memory_back_s: float | None = None  # until the device's memory was free again; None where nothing was waited for
 
 
 class RunInfo(Struct, frozen=True):
@@ -114,6 +115,7 @@ class RunInfo(Struct, frozen=True):
     git_revision: str | None
     start: float
     ready: float  # the engine took its first request
+    built: float | None = None  # the engine could have; later than this by what the gate of overlapped starts cost
     exit: Exit | None = None
     trained: float | None = None  # the dump was complete
 

@@ -16,22 +16,30 @@ import msgspec
 import psutil
 from tqdm import tqdm
 
+from .engine import CPU_BUILD, check_engine, engine_version
 from .errors import IncompleteError, UsageError
 from .journal import Journal, JournalError
 from .params import Params
 from .records import Exit, RunInfo
 
 PHASES = ("uninterrupted", "killed", "restored")
+GATE = "gate"  # in a run's folder; its worker generates once the file is there
 POLL_S = 0.02
 BAR_S = 2.0  # between two looks of a progress bar
 GONE_S = 60.0  # how long a killed group may take to leave the process table
+MEMORY_S = 60.0  # and how long a device may take to give its memory back
+MEMORY_SLACK_MIB = 256
 SHARED_MEMORY = Path("/dev/shm")
+
+_waiting: dict[Path, "Child"] = {}  # by folder: workers whose engines start, or wait, while an earlier workload runs
 
 
 def prepare(params: Params) -> None:
     """Make the folder of the runs. Earlier runs there are kept beside it under another name, and told of."""
     if params.reuse:
         return
+    check_engine(params)
+    end_waiting()  # of an earlier run of the cells that did not get to its end
     if any((params.folder / phase).exists() for phase in PHASES):
         aside = params.folder.with_name(f"{params.folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         params.folder.rename(aside)
@@ -49,20 +57,29 @@ def run_phase(phase: str, params: Params) -> None:
         print(f"{phase}: saved run of {check_saved(folder, params)}")
         return
     try:
-        folder.mkdir()
-    except FileExistsError:
-        raise UsageError(f"{folder} exists", "run the set-up cell again, which keeps it aside, or set reuse") from None
-    source = str(params.folder / "killed") if phase == "restored" else None
-    task = {"phase": phase, "params": params.model_dump(), "source": source}
-    (folder / "task.json").write_bytes(msgspec.json.encode(task))
+        _run(phase, params, folder)
+    except BaseException:  # an interrupt too: a worker that waits at its gate holds an engine
+        end_waiting()
+        raise
+
+
+def _run(phase: str, params: Params, folder: Path) -> None:
+    watched = phase == "killed" and not params.overlap_starts
+    free = free_memory() if watched else []
+    worker = _waiting.pop(folder, None) or start_worker(phase, params)
+    if params.overlap_starts and phase == PHASES[0]:
+        for other in PHASES[1:]:
+            _waiting[params.folder / other] = start_worker(other, params)
+    (folder / GATE).touch()
     journal = Journal(folder / "journal.jsonl")
     with tqdm(desc=f"{phase}: starting the engine", unit=" tokens", file=sys.stdout, mininterval=BAR_S) as bar:
-        worker = Child("worker", folder)
         ended = worker.watch(lambda: _progress(bar, journal, phase, params), params.timeout_s)
     info = read_info(folder)
     if phase == "killed":
         if ended.signal != signal.SIGKILL or not ended.open_calls:
             raise IncompleteError(f"killed: the worker ended by itself, before {_plan(params)}")
+        back = wait_for_memory(free) if free else None
+        ended = msgspec.structs.replace(ended, memory_back_s=back)
         _write_info(folder, msgspec.structs.replace(info, exit=ended))
         return
     chunks = params.steps * -(-len(params.row_keys()) // params.steps // params.micro_batch_rows)
@@ -70,6 +87,61 @@ def run_phase(phase: str, params: Params) -> None:
         Child("trainer", folder).watch(lambda: _trained(bar, folder), params.timeout_s)
         bar.update(chunks - bar.n)
     _write_info(folder, msgspec.structs.replace(info, exit=ended, trained=time.time()))
+
+
+def start_worker(phase: str, params: Params) -> "Child":
+    """Start a workload's process, which builds its engine and waits for its gate. Raises UsageError where one has run."""
+    folder = params.folder / phase
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        raise UsageError(f"{folder} exists", "run the set-up cell again, which keeps it aside, or set reuse") from None
+    source = str(params.folder / "killed") if phase == "restored" else None
+    task = {"phase": phase, "params": params.model_dump(), "source": source, "gate": str(folder / GATE)}
+    (folder / "task.json").write_bytes(msgspec.json.encode(task))
+    return Child("worker", folder)
+
+
+def end_waiting() -> None:
+    """Kill every worker that still waits at its gate."""
+    while _waiting:
+        _waiting.popitem()[1].end()
+
+
+def free_memory() -> list[int]:
+    """Free MiB of each device an engine can see; empty where the engine runs on the CPU."""
+    return _nvidia("--query-gpu=memory.free") if engine_version()[0] != CPU_BUILD else []
+
+
+def wait_for_memory(before: list[int], read: Callable[[], list[int]] = free_memory, timeout_s: float = MEMORY_S) -> float:
+    """Wait until each device has as much free memory as `before`; returns the seconds it took.
+
+    A driver may give a killed process's memory back later than the process table gives up the process.
+    Raises IncompleteError naming the processes that hold a device.
+    """
+    start = time.monotonic()
+    while True:
+        free, waited = read(), time.monotonic() - start
+        if all(now >= then - MEMORY_SLACK_MIB for now, then in zip(free, before, strict=True)):
+            return waited
+        if waited > timeout_s:
+            pids = ", ".join(map(str, _nvidia("--query-compute-apps=pid"))) or "unknown"
+            raise IncompleteError(
+                f"killed: the device's memory is not back after {timeout_s} s: {free} MiB free, {before} before the run; "
+                f"processes on it: {pids}"
+            )
+        time.sleep(POLL_S)
+
+
+def _nvidia(query: str) -> list[int]:
+    """The numbers NVIDIA's own tool gives for the devices an engine can see; empty where there is no such tool."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", *(["-i", seen] if seen else [])]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [int(line) for line in told.split()]
 
 
 def read_info(folder: Path) -> RunInfo:
@@ -159,6 +231,8 @@ class Child:
             while self._process.poll() is None:
                 if due():
                     return self._kill()
+                for other in _waiting.values():
+                    other.check()
                 if time.monotonic() > late:
                     raise IncompleteError(
                         f"{self._name}: took longer than timeout_s = {timeout_s}; last lines:\n{self._tail()}"
@@ -169,11 +243,18 @@ class Child:
             raise IncompleteError(str(error)) from None
         finally:
             self._kill()
-        code = self._process.returncode
-        if code:
+        self.check()
+        return Exit(time=time.time(), code=self._process.returncode)
+
+    def check(self) -> None:
+        """Raises IncompleteError, with the log's last lines, where it has ended with an error."""
+        if code := self._process.poll():
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             raise IncompleteError(f"{self._name} {how}; its last lines:\n{self._tail()}")
-        return Exit(time=time.time(), code=code)
+
+    def end(self) -> None:
+        """Kill it whatever it does; nothing of it survives."""
+        self._kill()
 
     def _kill(self) -> Exit:
         """SIGKILL to the group and to whatever left it; returns when all are gone. Raises IncompleteError with pids."""

@@ -8,11 +8,13 @@ import math
 import os
 import sys
 from collections import defaultdict
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
 import msgspec
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 from .models import model_path
@@ -140,14 +142,30 @@ def _top2(row: Row, logprobs: list[list[float]]) -> list[TopTwo | None] | None:
     return [top2 and [(top2[0][0], own[0]), (top2[1][0], own[1])] for top2, own in pairs]
 
 
+def make_deterministic(device: str, seed: int) -> None:
+    """The same rows give the same log-probabilities, to the last bit, in every process on one kind of device."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when the device is first used; torch asks for it below
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # the third witness is float32
+    torch.manual_seed(seed)
+    if device == "cpu":
+        torch.set_num_threads(os.cpu_count())
+
+
+def recompute_layers(model) -> None:
+    """Keep one layer's activations at a time: in float32, attention over thousands of tokens is gigabytes a layer."""
+    for layer in model.model.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
 def main(folder: Path) -> None:
     info = msgspec.json.decode((folder / "run.json").read_bytes(), type=RunInfo)
     params = Params.model_validate(info.params)
-    if info.setup["device"] == "cpu":
-        torch.set_num_threads(os.cpu_count())
-    torch.manual_seed(params.seed)
+    make_deterministic(info.setup["device"], params.seed)
     model = AutoModelForCausalLM.from_pretrained(model_path(params.model), dtype=torch.float32, use_safetensors=True)
     model = model.to(info.setup["device"]).eval()  # eval: no dropout, which would make the two runs differ
+    if info.setup["device"] != "cpu":
+        recompute_layers(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate)
     partial = folder / "training.jsonl.partial"
     with (folder / "rollouts.jsonl").open("rb") as stream, partial.open("wb") as out:

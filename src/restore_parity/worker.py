@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
-from .engine import VllmEngine, engine_args, engine_env, engine_version
+from .engine import VllmEngine, check_engine, engine_args, engine_env, engine_version
 from .errors import UsageError
 from .journal import Journal, JsonlWriter
 from .models import model_path, weights_sha256
@@ -24,6 +25,7 @@ from .rollouts import Generation
 from .supervisor import end_with_parent
 from .workload import Codec, tasks
 
+GATE_S = 0.01  # between two looks at a gate
 SPARE_TOKENS = 256  # room for the tool result and what a chat template adds
 
 
@@ -33,6 +35,7 @@ class Order(msgspec.Struct):
     phase: str
     params: dict
     source: str | None  # the killed run's folder
+    gate: str | None = None  # a file to wait for, once the engine is ready, before anything is generated or restored
 
 
 def main(folder: Path) -> None:
@@ -40,12 +43,18 @@ def main(folder: Path) -> None:
     order = msgspec.json.decode((folder / "task.json").read_bytes(), type=Order)
     params = Params.model_validate(order.params)
     os.environ.update(engine_env(params))
+    check_engine(params)
     model = model_path(params.model)
-    codec = Codec(model)
-    todo = tasks(params)
-    prompts = [codec.prompt_ids(task.messages()) for task in todo]
-    longest = max(map(len, prompts)) + params.tool_limit_tokens + max(params.closing_limit_tokens) + SPARE_TOKENS
-    engine = VllmEngine(model, params, longest)
+    with ThreadPoolExecutor(1) as beside:  # gigabytes of weights take seconds to hash
+        weights = beside.submit(weights_sha256, model)
+        codec = Codec(model)
+        todo = tasks(params)
+        prompts = [codec.prompt_ids(task.messages()) for task in todo]
+        longest = max(map(len, prompts)) + params.tool_limit_tokens + max(params.closing_limit_tokens) + SPARE_TOKENS
+        engine = VllmEngine(model, params, longest)
+    built = time.time()
+    while order.gate and not Path(order.gate).exists():
+        time.sleep(GATE_S)
     run_id = f"{order.phase[0]}{uuid.uuid4().hex[:8]}"
     info = RunInfo(
         phase=order.phase,
@@ -54,19 +63,23 @@ def main(folder: Path) -> None:
         params=params.model_dump(),
         setup={
             "model": params.model,
-            "weights_sha256": weights_sha256(model),
+            "weights_sha256": weights.result(),
             "engine": "{}=={}".format(*engine_version()),
             "engine_args": engine_args(params, longest),
             "engine_env": engine_env(params),
+            "effective": engine.effective,
+            "strict": params.strict,
+            "overlap_starts": params.overlap_starts,
             "temperature": params.temperature,
             "top_p": params.top_p,
             "device": engine.device,
             "stop_token_ids": list(codec.stop_ids),
             "workload": params.sha256(),
         },
-        device=f"{engine.device}, {platform.machine()}",
+        device=device_name(engine.device),
         git_revision=git_revision(),
         start=started,
+        built=built,
         ready=time.time(),
     )
     (folder / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(info)))
@@ -82,6 +95,13 @@ def main(folder: Path) -> None:
         for rollout in rollouts:
             line = {"train_step": rollout.task.key.train_step, "row": generation.row(rollout)}
             out.write(msgspec.json.encode(line) + b"\n")
+
+
+def device_name(kind: str) -> str:
+    """The device for a reader: its maker's name for it where there is one."""
+    import torch
+
+    return f"{torch.cuda.get_device_name() if kind == 'cuda' else kind}, {platform.machine()}"
 
 
 def git_revision() -> str | None:

@@ -66,7 +66,8 @@ def run_tool(call: str, booked: int) -> dict[str, object]:
 
 def reward(task: Task, call: str, closing: str) -> float:
     """Half for the event as asked, half for how like the closing answer is to the expected integers; 0.0 to 1.0."""
-    likeness = difflib.SequenceMatcher(None, task.expected, closing, autojunk=False).ratio()
+    heard = closing[: 2 * len(task.expected)]  # what rambles on is wrong already, and thousands of tokens take seconds
+    likeness = difflib.SequenceMatcher(None, task.expected, heard, autojunk=False).ratio()
     return 0.5 * (call == _call(task.title, task.date)) + 0.5 * likeness
 
 

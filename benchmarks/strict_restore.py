@@ -1,0 +1,285 @@
+"""Which engine settings make a restore bit-identical, and what they cost: a child process a setting, one table.
+
+    python benchmarks/strict_restore.py [--model NAME] [--rows 48] [--tokens 256] [--budget-s 480] [--only TEXT]
+                                        [--json FILE]
+
+A setting's engine generates every row three times after a warm-up (once where it is eager), then the rows again as
+restored calls: prompt and the first tokens of the first time, the rest asked for. Both ends are compared to the last bit.
+The restored calls run in the same engine, so a row with the prefix cache on shows a cache at work and proves nothing.
+`ratio` is the throughput over that of the first setting of the same run. Settings that the budget leaves no time for are
+listed as not run.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec import json as msgjson
+
+from restore_parity.engine import CPU_BUILD, VllmEngine, engine_env, engine_version
+from restore_parity.models import model_path
+from restore_parity.params import Params
+
+CHILD_S = 240  # the most one setting may take
+FIRST_ID, LAST_ID = 3, 250  # ids every model of this package has, none of them special
+GRAPHS = {"enforce_eager": False, "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
+COMPILED = {"enforce_eager": False}
+TORCH_NORMS = {
+    "enforce_eager": False,
+    "compilation_config": GRAPHS["compilation_config"] | {"custom_ops": ["-rms_norm"]},
+    "kernel_config": {"ir_op_priority": {"rms_norm": ["native"], "fused_add_rms_norm": ["native"]}},
+}
+INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
+
+
+class Setting(Struct):
+    """One line of the table. `replaced`: kernels of vLLM 0.26's batch invariance to put others in the place of."""
+
+    name: str
+    args: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    params: dict[str, Any] = {}
+    replaced: list[str] = []
+    logprobs: int = 2
+
+    @property
+    def rounds(self) -> int:
+        return 1 if self.args.get("enforce_eager", True) else 3
+
+
+def chunk(tokens: int, **more) -> dict[str, Any]:
+    return {"max_num_batched_tokens": tokens} | more
+
+
+def strict(name: str, tokens: int = 128, args: dict[str, Any] | None = None, env: dict[str, str] | None = None, **more):
+    return Setting(f"{name}, chunk {tokens}", chunk(tokens) | (args or {}), INVARIANT | (env or {}), **more)
+
+
+GPU = [
+    Setting("default, graphs", GRAPHS),
+    strict("invariant, graphs", args=GRAPHS),
+    strict("invariant, graphs, products by cuBLASLt", args=GRAPHS, replaced=["cublaslt"]),
+    strict("invariant, graphs, products in tiles of 64 x 32", args=GRAPHS, replaced=["64,32,128"]),
+    strict("invariant, graphs, one norm kernel", 2048, args=GRAPHS, replaced=["norm"]),
+    strict("invariant, graphs", 255, args=GRAPHS),
+    strict("invariant, graphs", 256, args=GRAPHS),
+    strict("invariant, graphs, one norm kernel, products by cuBLASLt", 2048, args=GRAPHS, replaced=["norm", "cublaslt"]),
+    strict("invariant, graphs, products in tiles of 16 x 64", args=GRAPHS, replaced=["16,64,128"]),
+    strict("invariant, graphs, norms in torch", 2048, args=TORCH_NORMS),
+    strict("invariant, graphs", 512, args=GRAPHS),
+    strict("invariant, graphs", 64, args=GRAPHS),
+    strict("invariant, graphs, TRITON_ATTN", args=GRAPHS | {"attention_backend": "TRITON_ATTN"}),
+    strict("invariant, graphs, TRITON_ATTN", 256, args=GRAPHS | {"attention_backend": "TRITON_ATTN"}),
+    strict("invariant, graphs, top_p 1e-6", args=GRAPHS, params={"temperature": 1.0, "top_p": 1e-6}),
+    strict("invariant, graphs, float32", args=GRAPHS, params={"dtype": "float32"}),
+    strict("invariant, graphs, prefix cache on", args=GRAPHS | {"enable_prefix_caching": True}),
+    Setting("default, graphs, chunk 128", chunk(128) | GRAPHS),
+    strict("invariant, eager"),
+    Setting("default, eager"),
+    strict("invariant, graphs, no async scheduling", args=GRAPHS | {"async_scheduling": False}),
+    strict("invariant, graphs, log-probability of the chosen token alone", args=GRAPHS, logprobs=0),
+    strict("invariant, graphs, first model runner", args=GRAPHS, env={"VLLM_USE_V2_MODEL_RUNNER": "0"}),
+    Setting("default, graphs, again", GRAPHS),
+    strict("invariant, compiled with graphs", args=COMPILED),
+    strict("invariant, compiled with graphs", 512, args=COMPILED),
+    Setting("default, compiled with graphs", COMPILED),
+]
+UNSPLIT = {"VLLM_CPU_ATTN_SPLIT_KV": "0"}
+CPU = [
+    Setting("default"),
+    Setting("attention not split", env=UNSPLIT),
+    Setting("companion", params={"companion": True}),
+    Setting("both, which is strict", env=UNSPLIT, params={"companion": True}),
+    *(Setting(f"both, chunk {n}", chunk(n), UNSPLIT, {"companion": True}) for n in (64, 512)),
+    Setting("both, top_p 1e-6", {}, UNSPLIT, {"companion": True, "temperature": 1.0, "top_p": 1e-6}),
+    Setting("both, bfloat16", {}, UNSPLIT, {"companion": True, "dtype": "bfloat16"}),
+    Setting("both, prefix cache on", {"enable_prefix_caching": True}, UNSPLIT, {"companion": True}),
+]
+
+
+def replace(kind: str) -> None:
+    """Another kernel in the place of one of vLLM 0.26's batch-invariant ones.
+
+    `cublaslt`: the library's matrix product, which batch invariance has already forbidden to split sums. `M,N,K`: vLLM's
+    own product in tiles of that size, the same for every batch, so that a row's sums keep their order; its tiles of
+    128 x 128 leave most of a GPU idle. `norm`: the norm kernel of one program a row also where a residual is added, in the
+    place of the one whose threads, and with them the order of its sums, depend on the number of tokens.
+    """
+    import torch
+    from vllm.model_executor.layers import batch_invariant, layernorm, linear, vocab_parallel_embedding
+
+    if kind == "cublaslt":
+        linear.linear_batch_invariant = vocab_parallel_embedding.linear_batch_invariant = torch.nn.functional.linear
+        return
+    if kind == "norm":
+        alone = layernorm.rms_norm_batch_invariant
+
+        def norm(x, weight, eps=1e-6, residual=None):
+            return alone(x, weight, eps) if residual is None else (alone(residual.add_(x), weight, eps), residual)
+
+        layernorm.rms_norm_batch_invariant = norm
+        return
+    rows, columns, depth = map(int, kind.split(","))
+    units = torch.cuda.get_device_properties(0).multi_processor_count
+
+    def product(a, b, bias=None):
+        (m, k), n = a.shape, b.shape[1]
+        out = torch.empty((m, n), device=a.device, dtype=a.dtype)
+        tiles = -(-m // rows) * -(-n // columns)
+        batch_invariant.matmul_kernel_persistent[(min(units, tiles),)](
+            *(a, b, out, bias, m, n, k, *a.stride(), *b.stride(), *out.stride()),
+            BLOCK_SIZE_M=rows,
+            BLOCK_SIZE_N=columns,
+            BLOCK_SIZE_K=depth,
+            GROUP_SIZE_M=8,
+            NUM_SMS=units,
+            A_LARGE=a.numel() > 2**31,
+            B_LARGE=b.numel() > 2**31,
+            C_LARGE=out.numel() > 2**31,
+            HAS_BIAS=bias is not None,
+            num_stages=4,
+            num_warps=4,
+        )
+        return out
+
+    batch_invariant.matmul_persistent = product
+
+
+def generate(engine: VllmEngine, name: str, prompts: list[list[int]], limits: list[int]) -> tuple[list, float]:
+    """Every prompt's (token, log-probability) pairs, and the tokens a second of all of them together."""
+    made: dict[str, list] = {f"{name}-{i}": [] for i in range(len(prompts))}
+    start = time.perf_counter()
+    for call_id, prompt, limit in zip(made, prompts, limits, strict=True):
+        engine.add(call_id, prompt, limit)
+    while engine.busy():
+        for output in engine.step():
+            made[output.call_id] += zip(output.ids, output.logprobs, strict=True)
+    return list(made.values()), sum(map(len, made.values())) / (time.perf_counter() - start)
+
+
+def measure(setting: Setting, model: str, rows: int, tokens: int) -> dict[str, Any]:
+    """One setting, in this process."""
+    dice = random.Random(7)
+    prompts = [[dice.randint(FIRST_ID, LAST_ID) for _ in range(dice.randint(40, 300))] for _ in range(rows)]
+    given = Params.model_validate(
+        {"model": model, "dtype": "bfloat16"}
+        | {"steps": 1, "prompts_per_step": 1, "list_lengths": [1], "closing_limit_tokens": [tokens]}
+        | {"generations_per_prompt": rows, "engine_env": setting.env}
+        | ({"dtype": "float32"} if engine_version()[0] == CPU_BUILD else {})
+        | setting.params
+    )
+    space = {} if engine_version()[0] == CPU_BUILD else {"kv_cache_memory_bytes": 8 << 30}
+    given = given.model_copy(update={"engine_args": space | setting.args})  # unvalidated: what is refused is measured too
+    os.environ.update(engine_env(given))
+    folder, start = model_path(model), time.perf_counter()
+    for kind in setting.replaced:
+        replace(kind)
+    engine = VllmEngine(folder, given, 301 + tokens)
+    engine._sampling = partial(engine._sampling, ignore_eos=True, logprobs=setting.logprobs)
+    started = time.perf_counter() - start
+    generate(engine, "warm", prompts, [8] * rows)
+    first, *others = [generate(engine, f"round{i}", prompts, [tokens] * rows) for i in range(setting.rounds)]
+    cuts = [dice.randrange(1, tokens - 1) for _ in prompts]
+    asked = [
+        prompt + [token for token, _ in whole[:cut]] for prompt, whole, cut in zip(prompts, first[0], cuts, strict=True)
+    ]
+    tails, _ = generate(engine, "restored", asked, [tokens - cut for cut in cuts])
+    told = compare([whole[cut:] for whole, cut in zip(first[0], cuts, strict=True)], tails)
+    return told | {"tok_s": statistics.median(speed for _, speed in [first, *others]), "start_s": started}
+
+
+def compare(expected: list, tails: list) -> dict[str, Any]:
+    """Rows whose tails are equal; of the tokens up to each row's first difference, the share of equal log-probabilities."""
+    equal, same, seen, largest = 0, 0, 0, 0.0
+    for one, other in zip(expected, tails, strict=True):
+        equal += [token for token, _ in one] == [token for token, _ in other]
+        for (token, logprob), (again, relogprob) in zip(one, other, strict=True):
+            if token != again:
+                break
+            seen, same = seen + 1, same + (logprob == relogprob)
+            largest = max(largest, abs(logprob - relogprob))
+    return {"rows": len(expected), "equal_rows": equal, "bit_identical": same / max(seen, 1), "largest_diff": largest}
+
+
+def run_child(setting: Setting, options: argparse.Namespace, timeout_s: float) -> dict[str, Any]:
+    """A setting in a process of its own; what it found, or the reason why it found nothing."""
+    with tempfile.TemporaryDirectory() as scratch:
+        found, log = Path(scratch) / "found.json", Path(scratch) / "log"
+        order = msgjson.encode(setting).decode()
+        size = ["--model", options.model, "--rows", str(options.rows), "--tokens", str(options.tokens)]
+        command = [sys.executable, __file__, *size, "--child", order, "--json", str(found)]
+        with log.open("wb") as out:
+            try:
+                code = subprocess.run(command, stdout=out, stderr=out, timeout=timeout_s).returncode
+            except subprocess.TimeoutExpired:
+                return {"failed": f"took longer than {timeout_s:.0f} s"}
+        if code or not found.exists():
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            return {"failed": lines[-1][:200] if lines else f"exit code {code}", "log": lines[-30:]}
+        return json.loads(found.read_text())
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    head = [
+        "setting",
+        "restored rows equal",
+        "log-probabilities bit-identical",
+        "largest difference",
+        "tok/s",
+        "ratio",
+        "start s",
+    ]
+    lines = [head, ["--"] * len(head)]
+    base = next((told["tok_s"] for told in results if "tok_s" in told), None)
+    for told in results:
+        if "tok_s" not in told:
+            lines.append([told["name"], told.get("failed", "not run"), *[""] * (len(head) - 2)])
+            continue
+        equal = f"{told['equal_rows']}/{told['rows']}"
+        shares = [f"{100 * told['bit_identical']:.1f} %", f"{told['largest_diff']:.3g}"]
+        speed = [f"{told['tok_s']:,.0f}", f"{told['tok_s'] / base:.2f}", f"{told['start_s']:.1f}"]
+        lines.append([told["name"], equal, *shares, *speed])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    on_cpu = engine_version()[0] == CPU_BUILD
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--model", default="tiny-qwen3" if on_cpu else "qwen3-1.7b-random")
+    words.add_argument("--rows", type=int, default=48)
+    words.add_argument("--tokens", type=int, default=256, help="generated by each row")
+    words.add_argument("--budget-s", type=float, default=480)
+    words.add_argument("--only", default="", help="settings whose names hold this text")
+    words.add_argument("--json", type=Path)
+    words.add_argument("--child", help=argparse.SUPPRESS)
+    options = words.parse_args()
+    if options.child:
+        told = measure(msgjson.decode(options.child, type=Setting), options.model, options.rows, options.tokens)
+        options.json.write_text(json.dumps(told))
+        sys.stdout.flush()
+        os._exit(0)  # an engine's own threads may otherwise hold the process for seconds
+    late, results = time.monotonic() + options.budget_s, []
+    for setting in [setting for setting in (CPU if on_cpu else GPU) if options.only in setting.name]:
+        left = late - time.monotonic()
+        told = run_child(setting, options, min(left, CHILD_S)) if left > 0 else {}
+        results.append({"name": setting.name, "args": setting.args, "env": setting.env, "params": setting.params} | told)
+        print(f"{setting.name}: {json.dumps({key: value for key, value in told.items() if key != 'log'})}", flush=True)
+        if options.json:  # after each: what was measured survives a budget that ends from outside
+            whole = {"model": options.model, "rows": options.rows, "tokens": options.tokens, "engine": engine_version()}
+            options.json.write_text(json.dumps(whole | {"settings": results}, indent=1))
+    size = f"{options.rows} rows of {options.tokens} tokens"
+    print(f"\n{options.model}, {size}, {'=='.join(engine_version())}\n\n{table(results)}")
+
+
+if __name__ == "__main__":
+    main()
