@@ -30,7 +30,7 @@ def test_strict_on_a_gpu_is_batch_invariance_small_steps_and_no_prefix_cache(gpu
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"engine_args": {"max_num_batched_tokens": 256}}, "another order than decode"),
+        ({"engine_args": {"max_num_batched_tokens": 256}}, "parted with steps of 256"),
         ({"engine_env": {"VLLM_BATCH_INVARIANT": "0"}}, "strict needs '1'"),
     ],
     ids=["large steps", "no batch invariance"],

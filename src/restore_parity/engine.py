@@ -71,8 +71,8 @@ def check_engine(params: Params) -> None:
     chunk = params.engine_args.get("max_num_batched_tokens", STRICT_CHUNK_TOKENS)
     if not isinstance(chunk, int) or chunk > STRICT_CHUNK_TOKENS:
         raise UsageError(
-            f"engine_args.max_num_batched_tokens: {chunk} with strict; steps of 256 tokens and more sum a norm's squares "
-            f"in another order than decode does, and restored rows then part from the baseline",
+            f"engine_args.max_num_batched_tokens: {chunk} with strict; a token's bits depend on its step's size: "
+            f"restored rows were equal with steps of {STRICT_CHUNK_TOKENS} tokens and parted with steps of 256 and 2,048",
             f"leave it out, or give at most {STRICT_CHUNK_TOKENS}",
         )
 

@@ -64,13 +64,13 @@ def run_phase(phase: str, params: Params) -> None:
 
 
 def _run(phase: str, params: Params, folder: Path) -> None:
-    watched = phase == "killed" and not params.overlap_starts
-    free = free_memory() if watched else []
-    worker = _waiting.pop(folder, None) or start_worker(phase, params)
-    if params.overlap_starts and phase == PHASES[0]:
-        for other in PHASES[1:]:
-            _waiting[params.folder / other] = start_worker(other, params)
+    """Start the workload's worker, all three with the first where starts overlap; open its gate, watch it, train."""
+    free = free_memory() if phase == "killed" and not params.overlap_starts else []
+    for each in PHASES if params.overlap_starts and phase == PHASES[0] else (phase,):
+        if params.folder / each not in _waiting:
+            _waiting[params.folder / each] = start_worker(each, params)
     (folder / GATE).touch()
+    worker = _waiting.pop(folder)
     journal = Journal(folder / "journal.jsonl")
     with tqdm(desc=f"{phase}: starting the engine", unit=" tokens", file=sys.stdout, mininterval=BAR_S) as bar:
         ended = worker.watch(lambda: _progress(bar, journal, phase, params), params.timeout_s)
