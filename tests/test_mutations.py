@@ -3,10 +3,10 @@
 from collections import Counter
 
 import pytest
-from builders import change_row, judged, params
+from builders import change_row, healthy_runs, judged, params
 
 from restore_parity import mutations
-from restore_parity.checks import CHECKS
+from restore_parity.checks import CHECKS, judge
 from restore_parity.index import load_runs
 from restore_parity.mutations import MUTATIONS, apply_mutations, prove, world_of
 
@@ -31,6 +31,11 @@ def world(pristine):
 @pytest.fixture(scope="module")
 def results(world):
     return {result.id: result for result in apply_mutations(world, params())}
+
+
+def unseen(world, subject):
+    """A change of what no check reads."""
+    return mutations.with_row(world, subject.key, mutations.replace(subject.row, sample_id="another"))
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.id)
@@ -60,7 +65,7 @@ def test_mutations_are_pure(world, pristine):
 
 
 def test_an_unreported_mutation_is_a_problem_and_fails_the_verdict(pristine, monkeypatch):
-    harmless = mutations.Mutation("harmless", "row-exact", lambda world, subject: world)
+    harmless = mutations.Mutation("harmless", "row-exact", unseen)
     monkeypatch.setattr(mutations, "MUTATIONS", [harmless])
     judgement = judged(pristine)
     prove(judgement, load_runs(pristine), params())
@@ -71,7 +76,7 @@ def test_an_unreported_mutation_is_a_problem_and_fails_the_verdict(pristine, mon
 def test_what_a_broken_run_already_reports_does_not_count_as_caught(runs, monkeypatch):
     """The run's own failure of row-exact must not stand for the check having seen the mutation."""
     change_row(runs, "2/0/0", lambda row: row.update(reward=0.9))
-    harmless = mutations.Mutation("harmless", "row-exact", lambda world, subject: world)
+    harmless = mutations.Mutation("harmless", "row-exact", unseen)
     monkeypatch.setattr(mutations, "MUTATIONS", [harmless])
     assert apply_mutations(world_of(*load_runs(runs)), params())[0].caught_by == []
 
@@ -84,9 +89,38 @@ def test_runs_without_a_place_say_so_and_are_not_counted(pristine, monkeypatch):
     assert judgement.mutations[0].caught_by is None and judgement.seen["mutations"] == 0
 
 
-def test_a_large_dump_is_proven_on_one_steps_rows(pristine, monkeypatch):
-    monkeypatch.setattr(mutations, "MANY_ROWS", 4)
-    kept = []
+def test_a_large_dump_is_proven_on_some_groups_of_one_step(tmp_path, monkeypatch):
+    given = params(prompts_per_step=3, list_lengths=[3] * 3, closing_limit_tokens=[14, 9, 9])
+    runs, kept = load_runs(healthy_runs(tmp_path / "runs", given)), []
+    monkeypatch.setattr(mutations, "MANY_TOKENS", 100)
     monkeypatch.setattr(mutations, "apply_mutations", lambda world, params: kept.extend(world.rows) or [])
-    prove(judged(pristine), load_runs(pristine), params())
-    assert [key.train_step for key in kept] == [1] * 4
+    prove(judge(runs[0], runs[2], runs[1], given), runs, given)
+    assert [str(key) for key in kept] == ["1/1/0", "1/1/1", "1/0/0", "1/0/1"]
+
+
+def test_a_change_that_changes_nothing_is_no_mutation(pristine, monkeypatch):
+    same = mutations.Mutation(
+        "same", "row-exact", lambda world, subject: mutations.replace(world, records=[*world.records])
+    )
+    monkeypatch.setattr(mutations, "MUTATIONS", [same])
+    assert apply_mutations(world_of(*load_runs(pristine)), params())[0].caught_by is None
+
+
+def test_a_run_that_fails_at_a_place_already_does_not_hide_a_mutation_there(runs):
+    """A change behind the same check, key and place is told by what it got."""
+    for key in map(str, params().row_keys()):
+        change_row(runs, key, lambda row: row["generation_logprobs"].__setitem__(-1, -0.9))
+    results = {result.id: result for result in apply_mutations(world_of(*load_runs(runs)), params())}
+    assert [
+        result.id for result in results.values() if result.caught_by is not None and result.check not in result.caught_by
+    ] == []
+
+
+def test_calls_cut_at_their_limit_have_no_place_for_what_needs_a_tail(tmp_path):
+    given = params(cut_tokens={"1/0/0#1": "limit", "1/1/0#1": "limit"}, steps=1, generations_per_prompt=1)
+    world = world_of(*load_runs(healthy_runs(tmp_path / "runs", given, steps=60)))
+    results = {result.id: result for result in apply_mutations(world, given)}
+    assert results["tail-lost"].caught_by is None and results["completed-twice"].caught_by is None
+    assert [
+        result.id for result in results.values() if result.caught_by is not None and result.check not in result.caught_by
+    ] == []

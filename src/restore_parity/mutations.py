@@ -28,7 +28,7 @@ from .records import (
     ids_sha256,
 )
 
-MANY_ROWS = 64
+MANY_TOKENS = 20_000
 Rows = dict[Key, Row]
 COLUMNS = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs", "generation_top2")
 
@@ -123,8 +123,9 @@ def apply_mutations(world: World, params: Params) -> list[MutationResult]:
     """Every mutation on its own, judged against what the unbroken world already reports."""
     before, candidates, results = _reported(world, params), subjects(world, params), []
     for mutation in MUTATIONS:
-        broken = next(filter(None, (mutation.change(world, subject) for subject in candidates)), None)
-        new = {check for check, _, _ in _reported(broken, params) - before} if broken else set()
+        changed = (mutation.change(world, subject) for subject in candidates)
+        broken = next((other for other in changed if other is not None and other != world), None)
+        new = {check for check, *_ in _reported(broken, params) - before} if broken else set()
         caught_by = [check for check in CHECKS if check in new] if broken else None
         results.append(MutationResult(mutation.id, mutation.check, caught_by))
     return results
@@ -133,14 +134,12 @@ def apply_mutations(world: World, params: Params) -> list[MutationResult]:
 def prove(judgement: Judgement, runs: tuple[Run, Run, Run], params: Params) -> None:
     """Show on these runs' own rows that the checks can fail; a problem for each mutation that goes unreported.
 
-    Where the dumps are large, some groups of one step stand for all, those with most cuts.
+    Where the dumps are large, some groups of one step stand for all, those with most cuts first.
     """
     uninterrupted, killed, restored = runs
     keys = sorted(uninterrupted.rows.keys() & restored.rows.keys())
-    if len(keys) > MANY_ROWS:
-        cuts = Counter(call.key[:2] for call in killed.journal.open_calls() if call.ids)
-        step = min((step for step, _ in cuts), default=keys[0].train_step)
-        keys = sorted((key for key in keys if key.train_step == step), key=lambda key: (-cuts[key[:2]], key))[:MANY_ROWS]
+    if judgement.counts["tokens"] > MANY_TOKENS:
+        keys = _some(keys, Counter(call.key[:2] for call in killed.journal.open_calls() if call.ids), uninterrupted)
     judgement.mutations = apply_mutations(world_of(uninterrupted, killed, restored, keys), params)
     for result in judgement.mutations:
         if result.caught_by is not None:
@@ -149,8 +148,23 @@ def prove(judgement: Judgement, runs: tuple[Run, Run, Run], params: Params) -> N
             judgement.expect("mutations", caught, f"mutation {result.id}", f"reported by {result.check}", got)
 
 
+def _some(keys: list[Key], cuts: Counter, run: Run) -> list[Key]:
+    """Whole groups of one step, two at least, of about MANY_TOKENS."""
+    step = min((step for step, _ in cuts), default=keys[0].train_step)
+    some, groups, tokens = [], [], 0
+    for key in sorted((key for key in keys if key.train_step == step), key=lambda key: (-cuts[key[:2]], key)):
+        if key[:2] not in groups:
+            if len(groups) >= 2 and tokens > MANY_TOKENS:
+                break
+            groups.append(key[:2])
+        row = run.only(key)
+        tokens += row.input_length if row else 0
+        some.append(key)
+    return some
+
+
 def _reported(world: World, params: Params) -> Counter:
-    return Counter((problem.check, problem.key, problem.where) for problem in judged(world, params).problems)
+    return Counter((problem.check, problem.key, problem.where, problem.got) for problem in judged(world, params).problems)
 
 
 # --- pure edits -------------------------------------------------------------------------------------------------
@@ -351,12 +365,13 @@ def all_set_aside(w: World, s: Subject) -> World | None:
 # --- rows, columns, records, experiments -----------------------------------------------------------------------------
 
 
-def on_finished(change: Callable[[Row], Row | None]):
-    """Change a row that was not cut; no place where all were."""
+def on_finished(change: Callable[[Row], Row | None], sibling: bool = False):
+    """Change a row that was not cut, one with a `sibling` where asked; no place where there is none."""
 
     def apply(w: World, s: Subject) -> World | None:
         cut = {call.key for call in w.calls.values()}
-        key = next((key for key in w.rows if key not in cut), None)
+        prompts = Counter(key[:2] for key in w.rows)
+        key = next((key for key in w.rows if key not in cut and (prompts[key[:2]] > 1 or not sibling)), None)
         return key and with_row(w, key, change(w.rows[key]))
 
     return apply
@@ -436,7 +451,7 @@ def record_of_no_cut(w: World, s: Subject) -> World:
 def past_stop(w: World, s: Subject) -> World | None:
     """The prefix ends by a stop token, and the restored run generates on."""
     stop_ids = w.infos["restored"].setup.get("stop_token_ids")
-    if not stop_ids or s.row.token_ids[s.seam - 1] in stop_ids:
+    if not stop_ids or s.seam == s.stop or s.row.token_ids[s.seam - 1] in stop_ids:
         return None
     row = put(s.row, s.seam - 1, token_ids=stop_ids[0])
     ids = row.token_ids[s.first : s.seam]
@@ -531,7 +546,7 @@ MUTATIONS: list[Mutation] = [
     Mutation("token-of-a-finished-row-changed", "row-exact", on_finished(lambda row: put(row, -1 + len(row.token_ids), token_ids=other_id(row.token_ids[-1])))),
     Mutation("prompt-changed", "before-cut-call", on_row(lambda row, s: put(row, 0, token_ids=other_id(row.token_ids[0])))),
     Mutation("length-changed", "dump-complete", on_row(lambda row, s: replace(row, input_length=row.input_length - 1))),
-    Mutation("group-changed", "group-membership", on_finished(lambda row: replace(row, group_id=f"not {row.group_id}"))),
+    Mutation("group-changed", "group-membership", on_finished(lambda row: replace(row, group_id=f"not {row.group_id}"), sibling=True)),
     Mutation("row-lost", "row-membership", lost),
     Mutation("row-doubled", "row-membership", row_twice),
     Mutation("row-moved-to-another-step", "row-membership", moved),
