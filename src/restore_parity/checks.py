@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from .index import Run
 from .journal import Call
-from .messages import Problem, window
+from .messages import Problem, progress, window
 from .params import Params
 from .records import Completed, CutResult, Exit, Key, Restored, RestoreRecord, Row, TopTwo, ids_sha256
 
@@ -96,7 +96,7 @@ def judge(
     for source in sorted(records.keys() - {cut.call_id for cut in opened}):
         found.expect("restored-once", False, "restore records", "records of cut calls only", f"one of {source}")
     rewards, first_set_aside = Counter(), math.inf
-    for key in sorted(uninterrupted.rows.keys() | restored.rows.keys() | by_key.keys()):
+    for key in progress(sorted(uninterrupted.rows.keys() | restored.rows.keys() | by_key.keys()), "checks", unit="row"):
         baseline, row = uninterrupted.only(key), restored.only(key)
         results = [check_cut(found, cut, baseline, row, records[cut.call_id]) for cut in by_key[key]]
         found.cuts += results

@@ -12,7 +12,7 @@ import msgspec
 
 from .errors import IncompleteError, UsageError
 from .journal import Journal, JournalError
-from .messages import Problem
+from .messages import Problem, progress
 from .params import Params, validate
 from .records import AlreadyTerminal, Completed, Key, Restored, RestoreRecord, Row, RunInfo
 
@@ -138,7 +138,8 @@ _decode_record = msgspec.json.Decoder(Restored | Completed | AlreadyTerminal).de
 def _index(run: Run, file: str) -> None:
     offset = 0
     with run.open() as stream:
-        for run.lines, line in enumerate(stream, start=1):  # a binary file's lines end at b"\n" only
+        for line in progress(stream, f"{run.name}: index", unit="line"):  # a binary file's lines end at b"\n" only
+            run.lines += 1
             try:
                 chunk = decode_line(line) if line.strip() else Chunk(0, [])
             except BROKEN as error:

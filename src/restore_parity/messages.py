@@ -1,11 +1,16 @@
 """What a violation looks like, made in one place for notebook, terminal, JUnit and JSON alike."""
 
 from collections.abc import Callable
+from functools import partial
 
 from msgspec import Struct
+from tqdm import tqdm
 
 AROUND = 2  # tokens a message shows on each side of a place
 SHOWN = 20  # problems a message shows; results.json holds all
+
+
+progress = partial(tqdm, delay=2, mininterval=2, leave=False)  # a bar for what takes longer than two seconds
 
 
 class Problem(Struct, frozen=True):

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from .checks import CHECKS, Judgement, judge
 from .index import Run, run_of
 from .journal import Call, Journal
+from .messages import progress
 from .params import Params
 from .records import (
     AlreadyTerminal,
@@ -122,7 +123,7 @@ def subjects(world: World, params: Params) -> list[Subject]:
 def apply_mutations(world: World, params: Params) -> list[MutationResult]:
     """Every mutation on its own, judged against what the unbroken world already reports."""
     before, candidates, results = _reported(world, params), subjects(world, params), []
-    for mutation in MUTATIONS:
+    for mutation in progress(MUTATIONS, "mutations"):
         changed = (mutation.change(world, subject) for subject in candidates)
         broken = next((other for other in changed if other is not None and other != world), None)
         new = {check for check, *_ in _reported(broken, params) - before} if broken else set()
