@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import pandas
+from IPython.display import HTML
 from matplotlib import pyplot
 from msgspec import Struct
-from pandas.io.formats.style import Styler
 
 from .again import Again, Order, View, read_again, run_again, saved
 from .checks import Judgement, first_difference, judge, likely
@@ -19,6 +18,7 @@ from .messages import Problem, render
 from .models import text_of
 from .params import ROOT
 from .records import Row
+from .tables import table
 
 # Okabe and Ito's colours; the marker says the same without colour. The names are those of a case's views.
 MARKS = {NAMES["R"]: "#D55E00 o", NAMES["P"]: "#0072B2 s", NAMES["D"]: "#009E73 ^", "torch": "#CC79A7 x"}
@@ -69,7 +69,7 @@ def _failed_first(judgement: Judgement) -> list[str]:
     return sorted((cut.key for cut in judgement.cuts), key=lambda name: not _problems(judgement, name))
 
 
-def cut_list(judgement: Judgement) -> Styler:
+def cut_list(judgement: Judgement) -> HTML:
     """One line a cut, failed first, with the checks that have a problem with it or its row."""
     cuts = {cut.key: cut for cut in judgement.cuts}
     lines = [
@@ -77,11 +77,7 @@ def cut_list(judgement: Judgement) -> Styler:
         | {"checks with a problem": ", ".join({problem.check: 0 for problem in _problems(judgement, name)}) or "none"}
         for name in _failed_first(judgement)
     ]
-    return _table(lines)
-
-
-def _table(lines: list[dict]) -> Styler:
-    return pandas.DataFrame(lines).style.hide(axis="index").format(precision=6, na_rep="none", escape="html")
+    return table(lines)
 
 
 def pick(judgement: Judgement, runs: tuple[Run, Run, Run], name: str) -> Case:
@@ -119,7 +115,7 @@ def try_again(case: Case, wanted: bool) -> None:
     print(f"{case.folder / 'again.json'}: {'here' if again else 'not there'}")
 
 
-def window_table(case: Case) -> Styler:
+def window_table(case: Case) -> HTML:
     """The tokens of both rows round the seam and round the rows' first difference; places count from a row's start."""
     places = {"seam": len(case.cut.prompt_ids) + len(case.cut.ids)}
     ids = [row.token_ids for row in case.rows.values() if row]
@@ -132,7 +128,7 @@ def window_table(case: Case) -> Styler:
             lines.append({"round": what, "place": f"{at}{' <-' * (at == place)}"})
             for name, row in case.rows.items():
                 lines[-1] |= {f"{name}: {column}": value for column, value in _cells(case, row, at).items()}
-    return _table(lines)
+    return table(lines)
 
 
 def _cells(case: Case, row: Row | None, at: int) -> dict[str, str | float]:
@@ -176,7 +172,7 @@ def plot_trace(case: Case) -> None:
     show(figure, f"{alt}; the saved tokens part {parting}.")
 
 
-def trace_table(case: Case) -> Styler:
+def trace_table(case: Case) -> HTML:
     """The same as a table: how long each view's tokens are the uninterrupted run's, and where log-probabilities move."""
     base, traces = _gaps(case)
     lines = []
@@ -185,10 +181,10 @@ def trace_table(case: Case) -> Styler:
         line = {"call": name, "tokens": len(case.views[name].ids), f"equal to {base}": len(gaps)}
         line["first log-probability that differs"] = "none" if at is None else f"token {at}, by {gaps[at]:.3g} nats"
         lines.append(line | {"largest difference, nats": f"{max(map(abs, gaps), default=0.0):.3g}"})
-    return _table(lines)
+    return table(lines)
 
 
-def candidate_table(case: Case) -> Styler:
+def candidate_table(case: Case) -> HTML:
     """What each view gives the two candidates at the first difference; without one, the tokens at the seam. In nats."""
     lines, seam = [], len(case.cut.ids)
     for at in range(max(0, seam - AROUND), seam + AROUND) if case.parting is None else [case.parting]:
@@ -197,7 +193,7 @@ def candidate_table(case: Case) -> Styler:
             seen = {name: likely(view.top2[at]) | {view.ids[at]: view.logprobs[at]} for name, view in views.items()}
             told = {f"{name}, nats": seen[name].get(token) for name in seen}
             lines.append({"token of the call": at, "id": str(token), "text": case.text(token)} | told)
-    return _table(lines)
+    return table(lines)
 
 
 def conclude(case: Case) -> None:

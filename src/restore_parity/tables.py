@@ -28,7 +28,7 @@ class Markup(str):
 
 def table(rows: Iterable[dict[str, Any]]) -> HTML:
     frame = pandas.DataFrame([{name: _cell(value) for name, value in row.items()} for row in rows], dtype=object)
-    return HTML(frame.to_html(index=False, escape=False, border=0) if len(frame) else "<p>none</p>")
+    return HTML(frame.to_html(index=False, escape=False, border=0, na_rep="none") if len(frame) else "<p>none</p>")
 
 
 def _cell(value: Any) -> str:
