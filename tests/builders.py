@@ -13,11 +13,11 @@ import yaml
 
 from restore_parity.checks import Judgement, judge
 from restore_parity.engine import Output
-from restore_parity.index import load_run, load_runs
 from restore_parity.journal import Journal, JsonlWriter
 from restore_parity.params import Params
-from restore_parity.records import Exit, Key, Row, RunInfo
+from restore_parity.records import Key, Row
 from restore_parity.rollouts import Generation
+from restore_parity.runs import Exit, RunInfo, load_run, load_runs
 from restore_parity.workload import tasks
 
 STOP = 2

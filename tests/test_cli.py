@@ -79,7 +79,7 @@ def test_a_mistake_is_one_message_and_exit_2(command, words, told):
 
 def test_a_run_that_is_missing_is_exit_3(command, tmp_path):
     code, _, err = command("cut", "1/0/0#1", "--runs", tmp_path)
-    assert code == 3 and "killed: run.json is missing" in err
+    assert code == 3 and "killed/run.json is missing" in err
 
 
 def test_selection_and_log_go_together(command, pristine):

@@ -8,8 +8,8 @@ import pytest
 from builders import change_row, params
 
 from restore_parity.errors import IncompleteError
-from restore_parity.index import load_run
 from restore_parity.records import Key
+from restore_parity.runs import load_run
 
 DUMP = "training.jsonl"
 

@@ -5,9 +5,9 @@ import json
 import pytest
 from builders import STOP, generate, healthy_runs, params
 
-from restore_parity.index import load_run, load_runs
 from restore_parity.journal import Journal
 from restore_parity.records import AlreadyTerminal, Completed, Key, Restored
+from restore_parity.runs import load_run, load_runs
 
 KILLED = "killed/journal.jsonl"
 

@@ -14,7 +14,8 @@ from .engine import VllmEngine, engine_version
 from .journal import Call
 from .models import model_path, weights_sha256
 from .params import Params
-from .records import Row, RunInfo, TopTwo
+from .records import Row, TopTwo
+from .runs import RunInfo
 from .supervisor import Child, end_with_parent
 from .workload import stop_token_ids
 

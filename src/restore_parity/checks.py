@@ -14,7 +14,7 @@ from .index import Run
 from .journal import Call
 from .messages import Problem, progress, window
 from .params import Params
-from .records import Completed, CutResult, Exit, Key, Restored, RestoreRecord, Row, TopTwo, ids_sha256
+from .records import Completed, CutResult, Key, Restored, RestoreRecord, Row, TopTwo, ids_sha256
 
 CHECKS = (
     *("kill-happened", "cut-coverage", "same-setup", "reward-signal", "dump-complete", "row-membership"),
@@ -132,8 +132,8 @@ def check_setup(found: Judgement, uninterrupted: Run, restored: Run, killed: Run
             found.not_run["same-setup"] = "no run.json was given"
             return
     else:
-        infos["killed"], end = killed.info, killed.info.exit or Exit(time=math.nan)
-        got = (end.signal, end.open_calls)
+        infos["killed"], end = killed.info, killed.info.exit
+        got = (end.signal, end.open_calls) if end else (None, {})
         want = (signal.SIGKILL, {call.call_id: len(call.ids) for call in killed.journal.open_calls()})
         told = [f"signal {sent}, calls open: {calls or 'none'}" for sent, calls in (want, got)]
         found.expect("kill-happened", got == want and bool(want[1]), "killed/run.json, exit", *told)

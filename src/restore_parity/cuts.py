@@ -8,10 +8,11 @@ import msgspec
 
 from .checks import first_difference
 from .errors import UsageError
-from .index import Run, load_runs
+from .index import Run
 from .journal import Call
 from .params import ROOT
 from .records import Key, Row
+from .runs import load_runs
 
 AROUND = 5
 NOTEBOOK = ROOT / "notebooks" / "debug_cut.ipynb"

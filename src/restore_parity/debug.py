@@ -12,12 +12,13 @@ from .cuts import AROUND, record_lines
 from .errors import IncompleteError, UsageError
 from .figures import show
 from .finding import NAMES, find
-from .index import Run, load_runs
+from .index import Run
 from .journal import Call
 from .messages import Problem, render
 from .models import text_of
 from .params import ROOT
 from .records import Row
+from .runs import load_runs
 from .tables import table
 
 # Okabe and Ito's colours; the marker says the same without colour. The names are those of a case's views.

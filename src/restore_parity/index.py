@@ -2,19 +2,18 @@
 
 import io
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
-from .errors import IncompleteError, UsageError
-from .journal import Journal, JournalError
+from .journal import Journal
 from .messages import Problem, progress
-from .params import Params, validate
-from .records import AlreadyTerminal, Completed, Key, Restored, RestoreRecord, Row, RunInfo
+from .params import Params
+from .records import Key, RestoreRecord, Row
 
 COLUMNS = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs", "generation_top2")
 BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)  # what a file that is not what it should be raises
@@ -51,7 +50,7 @@ class Run:
     def __init__(self, name: str, dump: Path | bytes | None = None):
         self.name, self.dump = name, dump
         self.folder: Path | None = None
-        self.info: RunInfo | None = None
+        self.info: Any = None  # its RunInfo (runs.py)
         self.params: Params | None = None
         self.planned: set[Key] = set()  # the rows that must be there, where the parameters are known
         self.rows: dict[Key, list[RowRef]] = {}
@@ -79,45 +78,11 @@ class Run:
             return decode_line(stream.readline())
 
 
-def load_runs(folder: Path) -> tuple[Run, Run, Run]:
-    """The uninterrupted, the killed and the restored run below a folder. Raises IncompleteError where one is missing."""
-    killed = load_killed(folder / "killed")
-    return load_run(folder / "uninterrupted"), killed, load_run(folder / "restored")
-
-
-def load_run(path: Path, name: str | None = None) -> Run:
-    """Index the dump of a run's folder, or a dump file alone. Damage is collected in `problems`, nothing is dropped unsaid.
-
-    Raises IncompleteError when there is no dump at all.
-    """
-    dump = path / "training.jsonl" if path.is_dir() else path
-    if not dump.is_file():
-        half = " (its trainer never came to an end)" if dump.with_suffix(".jsonl.partial").exists() else ""
-        raise IncompleteError(f"{dump}: no such dump{half}")
-    run = Run(name or path.name, dump)
-    if path.is_dir():
-        _load_info(run, path)
-        _load_restores(run, path / "restores.jsonl")
-    _index(run, dump.name)
-    return run
-
-
-def load_killed(folder: Path) -> Run:
-    """The killed run: no dump, but its journal and how it ended. Raises IncompleteError where one is missing."""
-    run, file = Run("killed"), folder / "journal.jsonl"
-    _load_info(run, folder)
-    if run.info is None or not file.exists():
-        raise IncompleteError(f"{folder}: {'run.json' if run.info is None else 'journal.jsonl'} is missing")
-    with _incomplete(file):
-        run.journal = Journal(file).poll()
-    return run
-
-
 def run_of(name: str, rows: Iterable[tuple[int, Row]]) -> Run:
     """A run over rows at hand, each with its train step, as if it had been read from a dump of one row a line."""
     encode = msgspec.json.Encoder().encode
     run = Run(name, b"".join(b'{"train_step":%d,"rows":[%b]}\n' % (step, encode(row)) for step, row in rows))
-    _index(run, "memory")
+    index_dump(run, "memory")
     return run
 
 
@@ -132,10 +97,9 @@ def decode_line(line: bytes) -> Chunk:
 _decode_chunk = msgspec.json.Decoder(Chunk).decode
 _decode_row = msgspec.json.Decoder(Row).decode
 _decode_head = msgspec.json.Decoder(Head).decode
-_decode_record = msgspec.json.Decoder(Restored | Completed | AlreadyTerminal).decode
 
 
-def _index(run: Run, file: str) -> None:
+def index_dump(run: Run, file: str) -> None:
     offset = 0
     with run.open() as stream:
         for line in progress(stream, f"{run.name}: index", unit="line"):  # a binary file's lines end at b"\n" only
@@ -180,31 +144,3 @@ def _faults(row: Row) -> list[tuple[str, str, object]]:
     ragged = [(f", {name}", told, size) for name, size in sizes.items() if size != row.input_length]
     untrained = [] if any(row.token_loss_mask) else [(", token_loss_mask", "at least one trained token", "none")]
     return ragged + untrained
-
-
-def _load_info(run: Run, folder: Path) -> None:
-    run.folder, file = folder, folder / "run.json"
-    if file.exists():
-        with _incomplete(file):
-            run.info = msgspec.json.decode(file.read_bytes(), type=RunInfo)
-            run.params = validate(run.info.params, "params")
-        run.planned = set(run.params.row_keys())
-
-
-def _load_restores(run: Run, file: Path) -> None:
-    with _incomplete(file):
-        lines = file.read_bytes().split(b"\n") if file.exists() else []
-    for number, line in enumerate(lines, start=1):
-        try:
-            run.restores += [_decode_record(line)] if line.strip() else []
-        except BROKEN as error:
-            run.damaged("", f"{file.name}, line {number}", "a restore record", error, file)
-
-
-@contextmanager
-def _incomplete(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except (*BROKEN, OSError, JournalError, UsageError) as error:
-        todo = "broken, or of another version of this package; run it again"
-        raise IncompleteError(f"{file}: {error}\n  -> {todo}") from None

@@ -13,25 +13,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from .checks import CHECKS, Judgement, judge
-from .index import Run, run_of
+from .index import COLUMNS, Run, run_of
 from .journal import Call, Journal
 from .messages import progress
 from .params import Params
-from .records import (
-    AlreadyTerminal,
-    Completed,
-    Exit,
-    Key,
-    Restored,
-    RestoreRecord,
-    Row,
-    RunInfo,
-    ids_sha256,
-)
+from .records import AlreadyTerminal, Completed, Key, Restored, RestoreRecord, Row, ids_sha256
+from .runs import Exit, RunInfo
 
 MANY_TOKENS = 20_000
 Rows = dict[Key, Row]
-COLUMNS = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs", "generation_top2")
 
 
 class MutationResult(Struct, frozen=True):

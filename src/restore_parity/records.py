@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
@@ -90,34 +90,6 @@ class Row(Struct, frozen=True):
         """The trained segments as half-open (start, stop) places, one a call, in order."""
         edges = [at for at, (one, other) in enumerate(pairwise([0, *self.token_loss_mask, 0])) if one != other]
         return list(zip(edges[::2], edges[1::2], strict=True))
-
-
-class Exit(Struct, frozen=True):
-    """How a workload's process group ended, as its supervisor saw it."""
-
-    time: float
-    signal: int | None = None  # 9 for the killed run
-    code: int | None = None
-    open_calls: dict[str, int] = {}  # call_id to its tokens in the journal
-    removed: list[str] = []  # shared-memory files the killed group had left behind
-    memory_back_s: float | None = None  # until the device's memory was free again; None where nothing was waited for
-
-
-class RunInfo(Struct, frozen=True):
-    """run.json: what one run was. `setup` is what must be equal in the three runs for their rows to be comparable."""
-
-    phase: str
-    run_id: str
-    params: dict[str, Any]
-    params_sha256: str
-    setup: dict[str, Any]
-    device: str
-    git_revision: str | None
-    start: float
-    ready: float  # the engine took its first request
-    built: float | None = None  # the engine could have; later than this by what the gate of overlapped starts cost
-    exit: Exit | None = None
-    trained: float | None = None  # the dump was complete
 
 
 class CutResult(Struct, frozen=True):

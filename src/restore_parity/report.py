@@ -14,7 +14,8 @@ from .errors import IncompleteError, UsageError
 from .index import Run
 from .page import write_html
 from .params import NOTEBOOK, ROOT, Params
-from .supervisor import PHASES, check_saved, prepare, read_info
+from .runs import read_info
+from .supervisor import PHASES, check_saved, prepare
 
 FILES = ("report.ipynb", "report.html", "results.json", "junit.xml", "summary.md")
 

@@ -20,7 +20,7 @@ from .engine import CPU_BUILD, check_engine, engine_version
 from .errors import IncompleteError, UsageError
 from .journal import Journal, JournalError
 from .params import Params
-from .records import Exit, RunInfo
+from .runs import Exit, read_info, write_info
 
 PHASES = ("uninterrupted", "killed", "restored")
 GATE = "gate"  # in a run's folder; its worker generates once the file is there
@@ -80,13 +80,13 @@ def _run(phase: str, params: Params, folder: Path) -> None:
             raise IncompleteError(f"killed: the worker ended by itself, before {_plan(params)}")
         back = wait_for_memory(free) if free else None
         ended = msgspec.structs.replace(ended, memory_back_s=back)
-        _write_info(folder, msgspec.structs.replace(info, exit=ended))
+        write_info(folder, msgspec.structs.replace(info, exit=ended))
         return
     chunks = params.steps * -(-len(params.row_keys()) // params.steps // params.micro_batch_rows)
     with tqdm(desc=f"{phase}: train", unit=" chunks", total=chunks, file=sys.stdout, mininterval=BAR_S) as bar:
         Child("trainer", folder).watch(lambda: _trained(bar, folder), params.timeout_s)
         bar.update(chunks - bar.n)
-    _write_info(folder, msgspec.structs.replace(info, exit=ended, trained=time.time()))
+    write_info(folder, msgspec.structs.replace(info, exit=ended, trained=time.time()))
 
 
 def start_worker(phase: str, params: Params) -> "Child":
@@ -142,22 +142,6 @@ def _nvidia(query: str) -> list[int]:
     except (OSError, subprocess.CalledProcessError):
         return []
     return [int(line) for line in told.split()]
-
-
-def read_info(folder: Path) -> RunInfo:
-    """Raises IncompleteError when the run never got as far as a ready engine."""
-    try:
-        return msgspec.json.decode((folder / "run.json").read_bytes(), type=RunInfo)
-    except FileNotFoundError:
-        raise IncompleteError(f"{folder / 'run.json'} is missing: this run never started its engine") from None
-    except msgspec.MsgspecError as error:
-        raise IncompleteError(f"{folder / 'run.json'}: {error}") from None
-
-
-def _write_info(folder: Path, info: RunInfo) -> None:
-    fresh = folder / "run.json.new"
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(info)))
-    fresh.rename(folder / "run.json")
 
 
 def check_saved(folder: Path, params: Params) -> str:

@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM
 
 from .models import model_path
 from .params import Params
-from .records import Row, RunInfo, TopTwo
+from .records import Row, TopTwo
+from .runs import read_info
 from .supervisor import end_with_parent
 
 
@@ -159,7 +160,7 @@ def recompute_layers(model) -> None:
 
 
 def main(folder: Path) -> None:
-    info = msgspec.json.decode((folder / "run.json").read_bytes(), type=RunInfo)
+    info = read_info(folder)
     params = Params.model_validate(info.params)
     make_deterministic(info.setup["device"], params.seed)
     model = AutoModelForCausalLM.from_pretrained(model_path(params.model), dtype=torch.float32, use_safetensors=True)

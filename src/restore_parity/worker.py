@@ -20,8 +20,8 @@ from .errors import UsageError
 from .journal import Journal, JsonlWriter
 from .models import model_path, weights_sha256
 from .params import ROOT, Params
-from .records import RunInfo
 from .rollouts import Generation
+from .runs import RunInfo, write_info
 from .supervisor import end_with_parent
 from .workload import Codec, tasks
 
@@ -82,7 +82,7 @@ def main(folder: Path) -> None:
         built=built,
         ready=time.time(),
     )
-    (folder / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(info)))
+    write_info(folder, info)
     source = Journal(Path(order.source) / "journal.jsonl").poll() if order.source else None
     holds = {name: params.planned_tokens(name) for name in params.cut_tokens} if order.phase == "killed" else {}
     journal = JsonlWriter(folder / "journal.jsonl", params.fsync_ms)
