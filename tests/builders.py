@@ -17,7 +17,7 @@ from restore_parity.journal import Journal, JsonlWriter
 from restore_parity.params import Params
 from restore_parity.records import Key, Row
 from restore_parity.rollouts import Generation
-from restore_parity.runs import Exit, RunInfo, load_run, load_runs
+from restore_parity.saved import Exit, RunInfo, load_run, load_runs
 from restore_parity.workload import tasks
 
 STOP = 2

@@ -13,7 +13,7 @@ from restore_parity.checks import judge
 from restore_parity.figures import spans
 from restore_parity.foreign import cuts_of_records
 from restore_parity.records import Key, ids_sha256
-from restore_parity.runs import load_run, load_runs
+from restore_parity.saved import load_run, load_runs
 
 COLUMNS = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs", "generation_top2")
 CUT, ROW, OTHER = "1/0/0#1", "1/0/0", "1/0/1"  # a cut of 3 prefix and 11 tail tokens, and a row that was not cut

@@ -21,7 +21,7 @@ from restore_parity.checks import (
 from restore_parity.foreign import cuts_of_records
 from restore_parity.messages import window
 from restore_parity.records import CutResult, Key, ids_sha256
-from restore_parity.runs import load_run, load_runs
+from restore_parity.saved import load_run, load_runs
 
 CUT, ROW, FINISHED = "1/0/0#1", "1/0/0", "1/0/1"
 

@@ -15,7 +15,7 @@ from restore_parity import again, debug
 from restore_parity.cuts import NOTEBOOK, cut_text
 from restore_parity.errors import UsageError
 from restore_parity.params import ROOT
-from restore_parity.runs import load_runs
+from restore_parity.saved import load_runs
 
 
 def papermill(words) -> tuple[int, str, str]:

@@ -9,7 +9,7 @@ from restore_parity.checks import judge
 from restore_parity.errors import IncompleteError, UsageError
 from restore_parity.foreign import read_log, read_selection
 from restore_parity.records import AlreadyTerminal, Completed, Restored, ids_sha256
-from restore_parity.runs import load_run
+from restore_parity.saved import load_run
 
 RESTORED = "generation prefix restored: rollout_id=r model_call_id=new source_model_call_id=old prefix_tokens=3"
 COMPLETED = (

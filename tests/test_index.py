@@ -9,7 +9,7 @@ from builders import change_row, params
 
 from restore_parity.errors import IncompleteError
 from restore_parity.records import Key
-from restore_parity.runs import load_run
+from restore_parity.saved import load_run
 
 DUMP = "training.jsonl"
 

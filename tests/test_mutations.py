@@ -8,7 +8,7 @@ from builders import change_row, healthy_runs, judged, params
 from restore_parity import mutations
 from restore_parity.checks import CHECKS, judge
 from restore_parity.mutations import MUTATIONS, apply_mutations, prove, world_of
-from restore_parity.runs import load_runs
+from restore_parity.saved import load_runs
 
 # what else a mutation truly breaks, beyond the one check that must report it
 FOLLOWERS = {

@@ -9,7 +9,7 @@ from oracle import LISTS, oracle
 
 from restore_parity.mutations import MUTATIONS, World, judged, splice, subjects, world_of
 from restore_parity.records import Restored
-from restore_parity.runs import load_runs
+from restore_parity.saved import load_runs
 
 WORKLOADS = [
     params(),

@@ -9,7 +9,7 @@ from junitparser import JUnitXml
 from restore_parity import results
 from restore_parity.checks import CHECKS
 from restore_parity.errors import IncompleteError, ParityError
-from restore_parity.runs import load_runs
+from restore_parity.saved import load_runs
 
 HOSTILE = "<script>alert(1)</script> | `x` \x1b[31m \x00 </pre> \u202e ]]>"
 

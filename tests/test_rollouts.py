@@ -7,7 +7,7 @@ from builders import STOP, generate, healthy_runs, params
 
 from restore_parity.journal import Journal
 from restore_parity.records import AlreadyTerminal, Completed, Key, Restored
-from restore_parity.runs import load_run, load_runs
+from restore_parity.saved import load_run, load_runs
 
 KILLED = "killed/journal.jsonl"
 

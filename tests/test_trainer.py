@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from restore_parity.models import model_path
 from restore_parity.records import Key, Row
-from restore_parity.runs import load_run
+from restore_parity.saved import load_run
 from restore_parity.trainer import collate, dumped, group_advantages, policy_logprobs, recompute_layers, train_step
 
 CPU = torch.device("cpu")

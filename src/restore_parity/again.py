@@ -15,7 +15,7 @@ from .journal import Call
 from .models import model_path, weights_sha256
 from .params import Params
 from .records import Row, TopTwo
-from .runs import RunInfo
+from .saved import RunInfo
 from .supervisor import Child, end_with_parent
 from .workload import stop_token_ids
 
@@ -50,7 +50,7 @@ class Order(Struct):
     theirs: View | None
 
 
-def saved(row: Row | None, call_index: int) -> View | None:
+def view_of(row: Row | None, call_index: int) -> View | None:
     """A saved row's call; None where there is no such row or call."""
     segments = row.segments() if row else []
     if call_index >= len(segments):

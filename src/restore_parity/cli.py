@@ -13,7 +13,7 @@ from .cuts import cut_text
 from .errors import Told, UsageError
 from .models import model_path, text_of
 from .params import Params, read_params, read_yaml, validate
-from .runs import load_killed, load_run
+from .saved import load_killed, load_run
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 

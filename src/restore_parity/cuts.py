@@ -12,7 +12,7 @@ from .index import Run
 from .journal import Call
 from .params import ROOT
 from .records import Key, Row
-from .runs import load_runs
+from .saved import load_runs
 
 AROUND = 5
 NOTEBOOK = ROOT / "notebooks" / "debug_cut.ipynb"

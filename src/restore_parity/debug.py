@@ -6,7 +6,7 @@ from IPython.display import HTML
 from matplotlib import pyplot
 from msgspec import Struct
 
-from .again import Again, Order, View, read_again, run_again, saved
+from .again import Again, Order, View, read_again, run_again, view_of
 from .checks import Judgement, first_difference, judge, likely
 from .cuts import AROUND, record_lines
 from .errors import IncompleteError, UsageError
@@ -18,7 +18,7 @@ from .messages import Problem, render
 from .models import text_of
 from .params import ROOT
 from .records import Row
-from .runs import load_runs
+from .saved import load_runs
 from .tables import table
 
 # Okabe and Ito's colours; the marker says the same without colour. The names are those of a case's views.
@@ -90,7 +90,7 @@ def pick(judgement: Judgement, runs: tuple[Run, Run, Run], name: str) -> Case:
         raise UsageError(f"cut: {name!r} is no cut of these runs", f"the cuts are {', '.join(names) or 'none'}")
     cut = next(call for call in killed.journal.open_calls() if call.name == found)
     rows = {run.name: run.only(cut.key) for run in (uninterrupted, restored)}
-    views = {name: view for name, row in rows.items() if (view := saved(row, cut.call_index))}
+    views = {name: view for name, row in rows.items() if (view := view_of(row, cut.call_index))}
     folder = killed.journal.path.parents[1] / "again" / found.replace("/", "-").replace("#", "-")
     return Case(folder, cut, runs, judgement, rows, views)
 

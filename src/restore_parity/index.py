@@ -50,7 +50,7 @@ class Run:
     def __init__(self, name: str, dump: Path | bytes | None = None):
         self.name, self.dump = name, dump
         self.folder: Path | None = None
-        self.info: Any = None  # its RunInfo (runs.py)
+        self.info: Any = None  # its RunInfo (saved.py)
         self.params: Params | None = None
         self.planned: set[Key] = set()  # the rows that must be there, where the parameters are known
         self.rows: dict[Key, list[RowRef]] = {}

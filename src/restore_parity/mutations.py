@@ -18,7 +18,7 @@ from .journal import Call, Journal
 from .messages import progress
 from .params import Params
 from .records import AlreadyTerminal, Completed, Key, Restored, RestoreRecord, Row, ids_sha256
-from .runs import Exit, RunInfo
+from .saved import Exit, RunInfo
 
 MANY_TOKENS = 20_000
 Rows = dict[Key, Row]

@@ -14,7 +14,7 @@ from .errors import IncompleteError, UsageError
 from .index import Run
 from .page import write_html
 from .params import NOTEBOOK, ROOT, Params
-from .runs import read_info
+from .saved import read_info
 from .supervisor import PHASES, check_saved, prepare
 
 FILES = ("report.ipynb", "report.html", "results.json", "junit.xml", "summary.md")

@@ -20,7 +20,7 @@ from .engine import CPU_BUILD, check_engine, engine_version
 from .errors import IncompleteError, UsageError
 from .journal import Journal, JournalError
 from .params import Params
-from .runs import Exit, read_info, write_info
+from .saved import Exit, read_info, write_info
 
 PHASES = ("uninterrupted", "killed", "restored")
 GATE = "gate"  # in a run's folder; its worker generates once the file is there

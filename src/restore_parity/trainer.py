@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from .models import model_path
 from .params import Params
 from .records import Row, TopTwo
-from .runs import read_info
+from .saved import read_info
 from .supervisor import end_with_parent
 
 

@@ -21,7 +21,7 @@ from .journal import Journal, JsonlWriter
 from .models import model_path, weights_sha256
 from .params import ROOT, Params
 from .rollouts import Generation
-from .runs import RunInfo, write_info
+from .saved import RunInfo, write_info
 from .supervisor import end_with_parent
 from .workload import Codec, tasks
 
