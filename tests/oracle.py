@@ -36,14 +36,12 @@ def oracle(world: dict, limits: dict) -> tuple[str, set[str]]:
     setups = [info["setup"] for info in world["infos"].values()]
     if any(setup != setups[0] for setup in setups):
         assumption = True
-    if not any(call["ids"] for call in calls):
-        assumption = True
     for record in records:
         if not any(record["source_call_id"] == call["call_id"] for call in calls):
             unnamed = True
     aside: list[str] = []
     parted: dict[str, int] = {}
-    prefixes: dict[str, tuple[int, int]] = {}
+    covered = False
     steps_aside: list[int] = []
     for call in calls:
         key = call["key"]
@@ -83,7 +81,11 @@ def oracle(world: dict, limits: dict) -> tuple[str, set[str]]:
         if over["event"] == "already_terminal":
             stopped = bool(prefix) and prefix[-1] in world["stop_ids"]
             bad |= stop - first != size or not (size == call["max_tokens"] or stopped)
-        prefixes[key] = (first, first + size)
+        covered |= size > 0 and tail > 0
+        if over["event"] == "completed":
+            bad |= stop - first != call["max_tokens"] and row["token_ids"][stop - 1] not in world["stop_ids"]
+        if there is not None:
+            bad |= trained_runs(there) != len(runs)
         if there is not None and there["token_ids"] != row["token_ids"]:
             at = 0
             while (
@@ -113,18 +115,22 @@ def oracle(world: dict, limits: dict) -> tuple[str, set[str]]:
                 if row[name] != there[name]:
                     named.add(key)
         for at in range(min(len(row["token_ids"]), len(there["token_ids"]), parted.get(key, 10**9))):
-            first, stop = prefixes.get(key, (0, 0))
             gap = abs(row["generation_logprobs"][at] - there["generation_logprobs"][at])
-            if row["token_loss_mask"][at] and not first <= at < stop and gap > limits["max_logprob_diff"]:
+            if row["token_loss_mask"][at] and gap > limits["max_logprob_diff"]:
                 named.add(key)
         if int(key.split("/")[0]) <= min(steps_aside, default=10**9):
             for at in range(min(len(row["token_ids"]), len(there["token_ids"]), parted.get(key, 10**9))):
                 gap = abs(row["prev_logprobs"][at] - there["prev_logprobs"][at])
                 if row["token_loss_mask"][at] and gap > limits["max_policy_diff"]:
                     named.add(key)
+    assumption |= not covered
     if named or unnamed:
         return "FAIL", named
     return ("INCOMPLETE" if assumption else "PASS"), named
+
+
+def trained_runs(row: dict) -> int:
+    return sum(1 for trained, _ in itertools.groupby(row["token_loss_mask"]) if trained)
 
 
 def only(dump: list, key: str) -> dict | None:
@@ -133,7 +139,7 @@ def only(dump: list, key: str) -> dict | None:
 
 
 def sound(row: dict) -> bool:
-    for name in LISTS:
+    for name in (*LISTS, "prev_top2"):
         if row[name] is not None and len(row[name]) != row["input_length"]:
             return False
     for name in ("advantages", "generation_logprobs", "prev_logprobs"):
@@ -145,6 +151,8 @@ def sound(row: dict) -> bool:
 
 def near(there: dict, row: dict, at: int, margin: float) -> bool:
     if at >= len(there["token_ids"]) or at >= len(row["token_ids"]):
+        return False
+    if not there["token_loss_mask"][at] or not row["token_loss_mask"][at]:
         return False
     ours, theirs = there["token_ids"][at], row["token_ids"][at]
     for run, own, other in ((there, ours, theirs), (row, theirs, ours)):

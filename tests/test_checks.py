@@ -5,7 +5,7 @@ import json
 
 import msgspec
 import pytest
-from builders import STOP, at, change_records, change_row, failed, judged, params, tie
+from builders import STOP, at, at_place, change_records, change_row, failed, healthy_runs, judged, params, tie
 
 from restore_parity import figures
 from restore_parity.checks import (
@@ -19,6 +19,7 @@ from restore_parity.checks import (
     tie_margins,
 )
 from restore_parity.foreign import cuts_of_records
+from restore_parity.index import COLUMNS
 from restore_parity.messages import window
 from restore_parity.records import CutResult, Key, ids_sha256
 from restore_parity.saved import load_run, load_runs
@@ -108,6 +109,17 @@ def both(*changes):
     return lambda runs: [change(runs) for change in changes]
 
 
+def other_setup(**changes):
+    return {"model": "scripted", "workload": params().sha256(), "stop_token_ids": [STOP]} | changes
+
+
+def stops_short(runs):
+    """Near-tied in its tail, and behind that one token short of its limit, all records agreeing."""
+    tie(runs, 0.0)
+    resize(lambda values: values[:-1])(runs)
+    record("completed", tail_tokens=10)(runs)
+
+
 def shifted(values):
     return [*values[:-1][:1], *values[:-1]]
 
@@ -126,7 +138,7 @@ BROKEN = {
         ),
     ],
     "cut-coverage": [lambda runs: None],  # judged with more groups asked for than there are
-    "same-setup": [info("restored", setup={"model": "other", "workload": params().sha256()}), info("killed", setup={})],
+    "same-setup": [info("restored", setup=other_setup(model="other")), info("killed", setup=other_setup(workload="other"))],
     "reward-signal": [both(rewards("uninterrupted", 0.25), rewards("restored", 0.25))],
     "dump-complete": [
         row(generation_logprobs=at(-1, None)),
@@ -141,6 +153,7 @@ BROKEN = {
         record("restored", source_call_id="k:1/0/1#1"),
     ],
     "completed-once": [record("completed", times="drop"), record("completed", times="double")],
+    "tail-generated": [stops_short],
     "already-terminal": [
         record("restored", "2/1/1#1", prefix_tokens=8),
         row("2/1/1", token_ids=at(-4, STOP)),
@@ -403,12 +416,12 @@ def test_log_probabilities_at_the_difference_itself_may_differ(runs):
     assert judged(runs, near_tie_margin=0.3, max_set_aside=0.5).verdict == "PASS"
 
 
-@pytest.mark.parametrize(("place", "compared"), [(-14, False), (-12, False), (-11, True), (-1, True)])
-def test_tail_log_probabilities_begin_behind_the_prefix(runs, place, compared):
-    """Of the prefix the journal is the measure, not the baseline."""
+@pytest.mark.parametrize("place", [-14, -12, -11, -1], ids=["prefix", "seam", "tail", "end"])
+def test_log_probabilities_of_a_cut_call_are_the_baselines_too(runs, place):
+    """A capture whose log-probabilities are wrong, and a restore that agrees with it, would be seen by nothing else."""
     there = load_run(runs / "uninterrupted").only(Key(1, 0, 0)).generation_logprobs[place]
     row(run="uninterrupted", generation_logprobs=at(place, there - 0.125))(runs)
-    assert failed(judged(runs)) == ({"tail-logprobs"} if compared else set())
+    assert failed(judged(runs)) == {"tail-logprobs"}
 
 
 def cut_of(judgement, name=CUT):
@@ -559,3 +572,60 @@ def test_messages_show_the_text_of_token_ids_and_of_nothing_else(runs):
     for check in ("prefix-captured", "near-tie", "row-exact"):
         assert "text of [" in told[check].expected and "text of [" in told[check].got
     assert "text of" not in told["prefix-logprobs"].got and "re-tokenised" not in told["row-exact"].got
+
+
+def test_a_tie_at_a_tools_token_is_none(runs):
+    """A tool that ran twice and answered otherwise, with a top-2 made up for it."""
+    for run, (token, other) in {"uninterrupted": (50, 51), "restored": (51, 50)}.items():
+        changed = {"token_ids": token, "generation_logprobs": -0.6, "generation_top2": [[token, -0.6], [other, -0.6]]}
+        place = -load_run(runs / run).only(Key(1, 1, 1)).input_length + 80
+        for name, value in changed.items():
+            row("1/1/1", run, **{name: at(place, value)})(runs)
+    assert not load_run(runs / "restored").only(Key(1, 1, 1)).token_loss_mask[80]
+    assert "near-tie" in failed(judged(runs, near_tie_margin=0.3, max_set_aside=0.5))
+
+
+def cut_short(entry):
+    entry.update({name: entry[name][:66] for name in COLUMNS if entry.get(name)}, input_length=66)
+
+
+def trained_no_more(entry):
+    stop = entry["token_loss_mask"].index(0, entry["token_loss_mask"].index(1))
+    entry["token_loss_mask"][stop:] = [0] * (entry["input_length"] - stop)
+
+
+@pytest.mark.parametrize("change", [cut_short, trained_no_more], ids=lambda change: change.__name__)
+def test_what_follows_a_tie_keeps_the_rows_calls(runs, change):
+    ours = load_run(runs / "uninterrupted").only(Key(1, 1, 1))
+    place = ours.segments()[0][1] - 2 - ours.input_length
+    token = ours.token_ids[place]
+    for run, own, other in (("uninterrupted", token, 99), ("restored", 99, token)):
+        pair = [[own, -0.6], [other, -0.6]]
+        change_row(runs, "1/1/1", at_place(place, token_ids=own, generation_top2=pair, generation_logprobs=-0.6), run)
+    loose = {"near_tie_margin": 0.3, "max_set_aside": 0.5}
+    assert not failed(judged(runs, **loose))
+    change_row(runs, "1/1/1", change)
+    assert "call-position" in failed(judged(runs, **loose))
+
+
+def test_a_cut_of_a_row_that_was_never_planned_is_reported(runs):
+    journal(lambda e: e | {"key": "9/9/9"} if e["event"] == "start" and e["call_id"].endswith(CUT) else e)(runs)
+    assert "row-membership" in failed(judged(runs))
+
+
+def test_cuts_at_limits_alone_exercise_nothing(tmp_path):
+    given = params(cut_tokens={"1/0/0#1": "limit", "1/1/0#1": "limit"}, steps=1, generations_per_prompt=1)
+    uninterrupted, killed, restored = load_runs(healthy_runs(tmp_path / "runs", given, steps=60))
+    judgement = judge(uninterrupted, restored, killed, given)
+    assert failed(judgement) == {"cut-coverage"} and judgement.cuts
+
+
+ABSURD = [{"prefix_tokens": -7}, {"tail_tokens": -1}, {"call_index": -9}, {"prefix_tokens": 2**70}]
+
+
+@pytest.mark.parametrize("changes", ABSURD, ids=str)
+def test_absurd_counts_of_a_record_are_told(runs, changes):
+    event = "completed" if "tail_tokens" in changes else "restored"
+    record(event, **changes)(runs)
+    uninterrupted, _, restored = load_runs(runs)
+    assert judge(uninterrupted, restored, None, params(), cuts_of_records(restored)).verdict == "FAIL"

@@ -82,8 +82,8 @@ def test_a_row_lost_from_both_dumps_is_not_lost_on_the_checker(runs):
         ("restored", {"run_id": "u"}),
         ("restored", {"trained": None}),
         ("uninterrupted", {"exit": {"time": 1, "signal": 9}}),
-        ("uninterrupted", {"setup": {}}),
-        ("killed", {"setup": {}}),
+        ("uninterrupted", {"setup": {"model": "scripted", "stop_token_ids": []}}),
+        ("killed", {"setup": {"model": "another", "stop_token_ids": []}}),
     ],
     ids=str,
 )
@@ -247,3 +247,23 @@ def test_characters_that_xml_forbids_leave_a_readable_junit_file(runs):
     told = results.msgspec.to_builtins(results.results(judged(runs), {}))
     results.write_junit(runs / "junit.xml", told)
     assert JUnitXml.fromfile(str(runs / "junit.xml")).failures
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [{}, {"model": "scripted"}, {"model": 5, "stop_token_ids": [2]}, {"model": "scripted", "stop_token_ids": "ab"}],
+    ids=str,
+)
+def test_a_setup_that_does_not_tell_model_and_stop_tokens_is_incomplete(runs, check, setup):
+    for run in ("uninterrupted", "killed", "restored"):
+        edit_info(runs, run, setup=setup)
+    code, told = check()
+    assert code == 3 and "run.json" in told
+
+
+@pytest.mark.parametrize("change", [{"prev_top2": [None]}, {"token_ids": [2**40]}], ids=["a short witness", "a huge id"])
+def test_columns_that_could_not_be_read_later_are_damage(runs, check, change):
+    tie(runs, 0.1)
+    change_row(runs, "1/0/0", lambda row: row.update(change), "uninterrupted")
+    code, told = check()
+    assert code == 1 and "dump-complete" in told

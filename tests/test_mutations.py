@@ -3,19 +3,29 @@
 from collections import Counter
 
 import pytest
-from builders import change_row, healthy_runs, judged, params
+from builders import change_row, healthy_runs, judged, params, tie
 
 from restore_parity import mutations
 from restore_parity.checks import CHECKS, judge
+from restore_parity.index import COLUMNS
 from restore_parity.mutations import MUTATIONS, apply_mutations, prove, world_of
 from restore_parity.saved import load_runs
 
 # what else a mutation truly breaks, beyond the one check that must report it
 FOLLOWERS = {
-    "call-position": {"near-tie", "prefix-captured", "prefix-hash", "prefix-logprobs", "row-exact", "tail-logprobs"}
+    "prefix-logprobs": {"tail-logprobs"},
+    "call-position": {
+        "tail-generated",
+        "near-tie",
+        "prefix-captured",
+        "prefix-hash",
+        "prefix-logprobs",
+        "row-exact",
+        "tail-logprobs",
+    }
     | {"dump-complete", "already-terminal", "policy-logprobs", "token-budget"},
     "prefix-captured": {"prefix-hash", "near-tie", "prefix-logprobs", "already-terminal", "tail-logprobs"},
-    "near-tie": {"call-position", "tail-logprobs"},
+    "near-tie": {"call-position", "tail-logprobs", "tail-generated"},
     "already-terminal": {"near-tie", "prefix-hash", "call-position"},
     "before-cut-call": {"near-tie", "prefix-captured"},
     "row-membership": {"restored-once", "group-membership"},
@@ -124,3 +134,45 @@ def test_calls_cut_at_their_limit_have_no_place_for_what_needs_a_tail(tmp_path):
     assert [
         result.id for result in results.values() if result.caught_by is not None and result.check not in result.caught_by
     ] == []
+
+
+LOOSE = {"near_tie_margin": 0.3, "max_set_aside": 0.5, "max_logprob_diff": 0.3, "max_policy_diff": 1e-3}
+
+
+def proven(runs, given=None, **loose):
+    """The judgement of runs with their mutations."""
+    given = given or params(**loose)
+    loaded = load_runs(runs)
+    judgement = judge(loaded[0], loaded[2], loaded[1], given)
+    prove(judgement, loaded, given)
+    return judgement
+
+
+def test_a_near_tie_in_an_early_step_hides_no_mutation(runs):
+    """Rows behind a set-aside one are rightly not compared by policy: the mutation must show elsewhere."""
+    tie(runs, 0.1)
+    assert proven(runs, **LOOSE).verdict == "PASS"
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_cuts_without_a_tail_do_not_hide_that_all_others_are_set_aside(tmp_path, share):
+    cuts = {"1/0/0#1": "limit", "1/1/0#1": "limit", "2/0/1#1": "limit", "1/1/1#1": 4}
+    given = params(**LOOSE | {"cut_tokens": cuts, "max_set_aside": share})
+    assert proven(healthy_runs(tmp_path / "runs", given, steps=60), given).verdict == "PASS"
+
+
+@pytest.mark.parametrize(("width", "steps"), [(1, 12), (1, 47), (1, 60), (1, 62), (1, 64), (2, 13), (4, 11), (None, 1)])
+def test_wherever_the_kill_falls_healthy_runs_hide_no_mutation(tmp_path, width, steps):
+    given = params(**LOOSE, cut_tokens={})
+    judgement = proven(healthy_runs(tmp_path / "runs", given, steps=steps, width=width), given)
+    assert [problem.where for problem in judgement.problems if problem.check == "mutations"] == []
+
+
+@pytest.mark.parametrize("size", [1, 60, 108], ids=lambda size: f"{size} tokens")
+def test_a_row_without_its_cut_call_can_still_be_proven_on(runs, size):
+    def cut_short(row):
+        row.update({name: row[name][:size] for name in COLUMNS if row.get(name)}, input_length=size)
+        row["token_loss_mask"][0] = 1
+
+    change_row(runs, "1/0/0", cut_short)
+    assert proven(runs).verdict == "FAIL"

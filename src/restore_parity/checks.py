@@ -18,7 +18,7 @@ from .records import Completed, CutResult, Key, Restored, RestoreRecord, Row, To
 
 CHECKS = (
     *("kill-happened", "cut-coverage", "same-setup", "reward-signal", "dump-complete", "row-membership"),
-    *("group-membership", "restored-once", "completed-once", "already-terminal", "call-position"),
+    *("group-membership", "restored-once", "completed-once", "tail-generated", "already-terminal", "call-position"),
     *("prefix-hash", "prefix-captured", "prefix-logprobs", "token-budget", "before-cut-call", "near-tie"),
     *("set-aside-share", "row-exact", "tail-logprobs", "policy-logprobs"),
 )
@@ -90,16 +90,14 @@ def judge(
     found.counts["started_again"] = len(opened) - len(cuts)
     check_setup(found, uninterrupted, restored, killed)
     check_dumps(found, uninterrupted, restored, {cut.key for cut in opened})
-    groups, least = {cut.key[:2] for cut in cuts if cut.ids != []}, max(params.min_cut_groups, 1)
-    expected = f"calls cut behind a captured token in {least} groups"
-    found.expect("cut-coverage", len(groups) >= least, "killed run", expected, f"in {len(groups)}; {len(opened)} were open")
     for source in sorted(records.keys() - {cut.call_id for cut in opened}):
         found.expect("restored-once", False, "restore records", "records of cut calls only", f"one of {source}")
-    rewards, first_set_aside = Counter(), math.inf
+    rewards, groups, first_set_aside = Counter(), set(), math.inf
     for key in progress(sorted(uninterrupted.rows.keys() | restored.rows.keys() | by_key.keys()), "checks", unit="row"):
         baseline, row = uninterrupted.only(key), restored.only(key)
         results = [check_cut(found, cut, baseline, row, records[cut.call_id]) for cut in by_key[key]]
         found.cuts += results
+        groups |= {key[:2] for result in results if result.prefix_tokens and result.tail_tokens}
         if baseline is None:
             continue
         rewards[baseline.reward] += baseline.sample_loss_mask > 0
@@ -115,6 +113,9 @@ def judge(
         found.counts.update(rows=1, tokens=row.input_length, generated_tokens=int(sum(row.token_loss_mask)))
     there, told = len(rewards) > 1 and rewards.total() > 0, f"{dict(rewards)}, as reward: rows trained on"
     found.expect("reward-signal", there, "uninterrupted", "rewards that differ, and a row trained on", told)
+    least, opened = max(params.min_cut_groups, 1), f"{len(opened)} calls were open"
+    expected = f"calls cut between two of their tokens in {least} groups"
+    found.expect("cut-coverage", len(groups) >= least, "killed run", expected, f"in {len(groups)}; {opened}")
     check_share(found)
     for check, what in (("prefix-hash", "no record has a hash"), ("token-budget", "no limit is known")):
         if killed is None and found.cuts and not found.seen[check]:
@@ -156,6 +157,7 @@ def check_dumps(found: Judgement, uninterrupted: Run, restored: Run, cut_rows: s
     """Both dumps are whole and hold the same rows in the same groups, with a reward to train on."""
     planned = uninterrupted.planned | restored.planned
     known = uninterrupted.rows.keys() | restored.rows.keys() | cut_rows
+    planned = planned and planned | cut_rows
     for run in (uninterrupted, restored):
         found.problems += run.problems
         found.seen["dump-complete"] += run.lines
@@ -214,11 +216,18 @@ def check_cut(
         left, got = f"{limit - p} of {limit} tokens left", f"{asked} asked for, {tail} generated"
         expect("token-budget", asked == limit - p >= tail, where, left, got)
     stopped, past = bool(ids) and ids[-1] in found.stop_ids, found.stop_ids.intersection(row.token_ids[first : stop - 1])
+    stop_last = row.token_ids[stop - 1] in found.stop_ids
     expect("already-terminal", not past, where, "nothing behind a stop token", f"{past} inside")
     if not done:
         got = f"prefix {p} of {limit}, stop token: {stopped}, call of {size}"
         holds = (p == limit or stopped or limit is None) and size == p
         expect("already-terminal", holds, where, "limit used up or stop token captured, no tail", got)
+    if captured and done:
+        got = f"{size} tokens, {end.finish_reason}"
+        expect("tail-generated", size == limit or stop_last, where, f"a stop token last, or {limit} tokens", got)
+    if captured and baseline:
+        calls = len(baseline.segments())
+        expect("call-position", len(segments) == calls, where, f"{calls} calls in the row", len(segments))
     how = end.finish_reason if done else "already terminal"
     result = CutResult(cut.name, p, tail, "match", limit, how, segments, index)
     result = check_divergence(found, result, first, baseline, row) if baseline else result
@@ -262,8 +271,8 @@ def tie_margins(baseline: Row, row: Row, at: int, bound: float) -> tuple[float, 
     (foreign dumps): the two chosen tokens' log-probabilities alone, neither over ln 0.5 by more than `bound`, as one of
     two tied candidates cannot be. An exact 0.0 is a certainty (a processed log-probability), no evidence.
     """
-    if at >= min(baseline.input_length, row.input_length):
-        return None
+    if at >= min(baseline.input_length, row.input_length) or not (baseline.token_loss_mask[at] and row.token_loss_mask[at]):
+        return None  # a tool's token is nobody's candidate
     logprobs = [side.generation_logprobs[at] for side in (baseline, row)]
     if baseline.generation_top2 is None and row.generation_top2 is None:
         gap = abs(logprobs[0] - logprobs[1])
@@ -298,13 +307,10 @@ def check_row(found: Judgement, key: Key, baseline: Row, row: Row) -> None:
 
 
 def check_logprobs(found: Judgement, key: Key, baseline: Row, row: Row, results: list[CutResult], policy: bool) -> None:
-    """Log-probabilities of equal generated tokens: the engine's outside the prefixes, which prefix-logprobs holds to the
-    journal's, and the trainer's while both were trained on the same rows."""
+    """Log-probabilities of equal generated tokens: the engine's, and the trainer's while both were trained on the same."""
     ends = [result.first_difference for result in results if result.first_difference is not None]
     equal = [at for at in range(min([baseline.input_length, row.input_length, *ends])) if row.token_loss_mask[at]]
-    starts = [(r.segments[r.call_index][0], r.prefix_tokens) for r in results if r.call_index < len(r.segments)]
-    prefixes = {at for first, size in starts for at in range(first, first + size)}
-    columns = [("tail-logprobs", "generation_logprobs", set(equal) - prefixes, found.params.max_logprob_diff)]
+    columns = [("tail-logprobs", "generation_logprobs", equal, found.params.max_logprob_diff)]
     if policy:
         columns.append(("policy-logprobs", "prev_logprobs", equal, found.params.max_policy_diff))
     else:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from .checks import first_difference
+from .checks import first_difference, likely
 from .errors import UsageError
 from .index import Run
 from .journal import Call
@@ -88,5 +88,5 @@ def _token(row: Row, at: int) -> str:
     if at >= row.input_length:
         return "end"
     top2 = row.generation_top2[at] if row.generation_top2 else None
-    told = " ".join(f"{token}:{logprob:.4f}" for token, logprob in top2) if top2 else ""
+    told = " ".join(f"{token}:{logprob:.4f}" for token, logprob in likely(top2).items())
     return f"{row.token_ids[at]} {row.generation_logprobs[at]:.4f} [{told}]"

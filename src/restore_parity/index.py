@@ -15,7 +15,8 @@ from .messages import Problem, progress
 from .params import Params
 from .records import Key, RestoreRecord, Row
 
-COLUMNS = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs", "generation_top2")
+COLUMNS = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs")
+COLUMNS += ("generation_top2", "prev_top2")  # which a row may lack
 BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)  # what a file that is not what it should be raises
 
 

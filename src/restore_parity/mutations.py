@@ -65,7 +65,8 @@ def world_of(uninterrupted: Run, killed: Run, restored: Run, keys: list[Key] | N
     wanted = sorted(uninterrupted.rows.keys() & restored.rows.keys()) if keys is None else keys
     pairs = {key: (uninterrupted.only(key), restored.only(key)) for key in wanted}
     whole = {key: (there, here) for key, (there, here) in pairs.items() if there and here}
-    calls = {call.call_id: call for call in killed.journal.open_calls() if call.key in whole}
+    opened = [call for call in killed.journal.open_calls() if call.key in whole]
+    calls = {call.call_id: call for call in opened if call.call_index < len(whole[call.key][1].segments())}
     return World(
         baseline={key: there for key, (there, _) in whole.items()},
         rows={key: here for key, (_, here) in whole.items()},
@@ -102,7 +103,7 @@ def subjects(world: World, params: Params) -> list[Subject]:
         key = call.key
         row = world.rows[key]
         segments = row.segments()
-        if call.call_index < len(segments) and row.token_ids == world.baseline[key].token_ids:
+        if call.ids and call.call_index < len(segments) and row.token_ids == world.baseline[key].token_ids:
             first, stop = segments[call.call_index]
             found.append(Subject(key, call, first, first + len(call.ids), stop, row))
     whole = [s for s in found if s.seam - s.first >= 2 and s.stop - s.seam >= 2]
@@ -307,6 +308,8 @@ def claimed(w: World, s: Subject, at: int, margin: float, logprob: float = -0.6)
     if there.generation_top2 is None or here.generation_top2 is None or not here.token_loss_mask[at]:
         return None
     ours, theirs = there.token_ids[at], other_id(there.token_ids[at])
+    if {ours, theirs} & set(w.infos["restored"].setup["stop_token_ids"]):
+        return None
     pairs = {run: [(run, logprob), (ours + theirs - run, logprob - margin)] for run in (ours, theirs)}
     there = put(there, at, generation_logprobs=logprob, generation_top2=pairs[ours])
     here = put(here, at, token_ids=theirs, generation_logprobs=logprob, generation_top2=pairs[theirs])
@@ -341,16 +344,26 @@ def tie_before(w: World, s: Subject) -> World | None:
 
 
 def all_set_aside(w: World, s: Subject) -> World | None:
-    """A true tie in the tail of every cut that has one."""
-    for cut in w.calls.values():
-        key = cut.key
-        first, stop = w.rows[key].segments()[cut.call_index]
-        if first + len(cut.ids) < stop:
-            w = (
-                claimed(w, Subject(key, cut, first, first + len(cut.ids), stop, w.rows[key]), first + len(cut.ids), 0.0)
-                or w
-            )
-    return w
+    """A true tie in the tail of every cut that has one; the others were never cut."""
+    live = {}
+    for cut in [call for call in w.calls.values() if call.ids]:
+        first, stop = w.rows[cut.key].segments()[cut.call_index]
+        seam = first + len(cut.ids)
+        tied = claimed(w, Subject(cut.key, cut, first, seam, stop, w.rows[cut.key]), seam, 0.0) if seam < stop else None
+        if tied:
+            w, live[cut.call_id] = tied, cut
+    return replace(w, calls=live, records=[r for r in w.records if r.source_call_id in live]) if live else None
+
+
+def tied_and_stopped(w: World, s: Subject) -> World | None:
+    """A true tie in the tail, behind which the restored run stops short of the limit, all its records agreeing."""
+    tied = claimed(w, s, s.seam, 0.0) if s.stop - s.seam >= 3 else None
+    if tied is None or len(s.row.segments()) != s.call.call_index + 1:
+        return None
+    short = splice(tied.rows[s.key], s.stop - 1, s.stop, s.row, 0, 0)
+    if short.token_ids[-1] in w.infos["restored"].setup["stop_token_ids"]:
+        return None
+    return ended(with_row(tied, s.key, short), s, tail_tokens=s.stop - s.seam - 1)
 
 
 # --- rows, columns, records, experiments -----------------------------------------------------------------------------
@@ -372,14 +385,8 @@ def on_row(change: Callable[[Row, Subject], Row | None]):
     return lambda w, s: with_row(w, s.key, change(s.row, s))
 
 
-def span(
-    column: str,
-    start: str,
-    stop: str,
-    values: Callable[[list[float]], list[float]],
-    least: Callable[[Params], float] | None = None,
-):
-    """Replace a column's values in the subject's [start, stop); no place where that changes none by over 1e-2 nat."""
+def span(column: str, start: str, stop: str, values: Callable[[list[float]], list[float]]):
+    """Replace a column's values in the subject's [start, stop)."""
 
     def change(w: World, s: Subject) -> World | None:
         first, last = getattr(s, start), getattr(s, stop)
@@ -412,6 +419,12 @@ def permuted_rewards(w: World, s: Subject) -> World | None:
     keys = [key for key in w.rows if key.train_step == s.key.train_step]
     turned = {key: replace(w.rows[key], reward=w.rows[keys[i - 1]].reward) for i, key in enumerate(keys)}
     return replace(w, rows=w.rows | turned) if any(turned[key].reward != w.rows[key].reward for key in keys) else None
+
+
+def other_weights(w: World, s: Subject) -> World:
+    return replace(
+        w, rows={key: replace(row, prev_logprobs=[x - 1.0 for x in row.prev_logprobs]) for key, row in w.rows.items()}
+    )
 
 
 def lost(w: World, s: Subject) -> World:
@@ -476,8 +489,10 @@ def info(run: str, **fields):
     return lambda w, s: replace(w, infos=w.infos | {run: replace(w.infos[run], **fields)})
 
 
-def nothing_captured(w: World, s: Subject) -> World:
+def nothing_captured(w: World, s: Subject) -> World | None:
     """Every call open at the kill had no token yet, and was restored from the empty prefix."""
+    if not any(isinstance(record, Completed) and record.prefix_tokens and record.tail_tokens for record in w.records):
+        return None
     calls = {call_id: replace(call, ids=[], logprobs=[], top2=[]) for call_id, call in w.calls.items()}
     records: list[RestoreRecord] = []
     for call in w.calls.values():
@@ -544,24 +559,26 @@ MUTATIONS: list[Mutation] = [
     Mutation("prefix-logprobs-zeroed", "prefix-logprobs", span("generation_logprobs", "first", "seam", zeroed)),
     Mutation("prefix-logprobs-shifted", "prefix-logprobs", span("generation_logprobs", "first", "seam", shifted)),
     Mutation("prefix-logprobs-recomputed", "prefix-logprobs", span("generation_logprobs", "first", "seam", recomputed)),
+    Mutation("prefix-logprobs-not-the-captured", "prefix-logprobs", lambda w, s: with_call(w, s, logprobs=[x - 0.5 for x in s.call.logprobs])),
     Mutation("tail-logprobs-of-another-state", "tail-logprobs", span("generation_logprobs", "seam", "stop", lambda v: [x - 1.0 for x in v])),
     Mutation("logprob-nan", "dump-complete", on_row(lambda row, s: put(row, s.seam, generation_logprobs=float("nan")))),
     Mutation("logprob-null", "dump-complete", on_row(lambda row, s: put(row, s.seam, generation_logprobs=None))),
     Mutation("advantage-infinite", "dump-complete", on_row(lambda row, s: put(row, s.seam, advantages=float("inf")))),
     Mutation("no-token-trained", "dump-complete", on_row(lambda row, s: replace(row, token_loss_mask=zeroed(row.token_loss_mask)))),
-    Mutation("other-weights-in-the-trainer", "policy-logprobs", on_row(lambda row, s: replace(row, prev_logprobs=[x - 1.0 for x in row.prev_logprobs]))),
+    Mutation("other-weights-in-the-trainer", "policy-logprobs", other_weights),
     Mutation("tie-claimed-at-1-nat", "near-tie", tie_at(1.0)),
     Mutation("tie-claimed-at-2.5-nats", "near-tie", tie_at(2.5)),
     Mutation("tie-claimed-at-8-nats", "near-tie", tie_at(8.0)),
     Mutation("tie-without-evidence", "near-tie", tie_without(generation_top2=None)),
     Mutation("tie-with-processed-logprobs", "near-tie", tie_without(generation_logprobs=0.0, generation_top2=lambda token: [(token, 0.0), (other_id(token), float("-inf"))])),
     Mutation("tie-of-another-logprob", "near-tie", tie_without(generation_logprobs=-0.9)),
+    Mutation("tie-behind-which-the-tail-stops", "tail-generated", tied_and_stopped),
     Mutation("tie-before-the-restored-call", "before-cut-call", tie_before),
     Mutation("all-cuts-set-aside", "set-aside-share", all_set_aside),
     Mutation("no-kill", "kill-happened", info("killed", exit=DEAD)),
     Mutation("still-running", "kill-happened", info("killed", exit=None)),
     Mutation("no-cut", "cut-coverage", nothing_captured),
-    Mutation("other-settings", "same-setup", info("restored", setup={"model": "another"})),
+    Mutation("other-settings", "same-setup", info("restored", setup={"model": "another", "stop_token_ids": []})),
     Mutation("constant-rewards", "reward-signal", constant_rewards),
     Mutation("nothing-trained-on", "reward-signal", none_trained),
 ]  # fmt: skip

@@ -63,7 +63,7 @@ def facts(told: dict[str, Any]) -> list[tuple[str, str]]:
         caught = sum(result["check"] in result["caught_by"] for result in tried)
         shown.append(("broken copies of these rows caught", f"{caught} of {len(tried)} mutations"))
     for check, what in (("tail-logprobs", "engine"), ("policy-logprobs", "trainer")):
-        if check in told.get("largest", {}):
+        if told.get("largest", {}).get(check) is not None:
             shown.append((f"largest difference, {what}'s log-probabilities", f"{told['largest'][check]:.4g} nats"))
     provenance = told["provenance"]
     baseline = provenance.get("uninterrupted", {})

@@ -7,7 +7,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
-TokenId = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0)]
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Logprob = Annotated[float, Meta(le=0)]  # nats
 Mask = Annotated[float, Meta(ge=0, le=1, multiple_of=1)]
 TopTwo = list[tuple[int, float | None]]  # (token id, log-probability in nats), likeliest first; None: not a finite number
@@ -44,21 +45,21 @@ class RestoreRecord(Struct, frozen=True, kw_only=True, tag_field="event"):
 
     call_id: str
     source_call_id: str
-    prefix_tokens: int
+    prefix_tokens: Count
     group_id: str | None = None
-    generation_index: int | None = None
-    call_index: int | None = None
+    generation_index: Count | None = None
+    call_index: Count | None = None
 
 
 class Restored(RestoreRecord, frozen=True, kw_only=True, tag="restored"):
     """A cut call was taken up again."""
 
     prefix_ids_sha256: str | None = None
-    max_tokens: int | None = None
+    max_tokens: Count | None = None
 
 
 class Completed(RestoreRecord, frozen=True, kw_only=True, tag="completed"):
-    tail_tokens: int
+    tail_tokens: Count
     finish_reason: str | None = None
 
 

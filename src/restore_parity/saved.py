@@ -45,13 +45,24 @@ class RunInfo(Struct, frozen=True):
     trained: float | None = None  # the dump was complete
 
 
+class Setup(Struct):
+    """What every run's setup tells at least; others may stand there too."""
+
+    model: str
+    stop_token_ids: list[int]
+    engine: str = ""
+    engine_args: dict[str, Any] = {}
+
+
 def read_info(folder: Path) -> RunInfo:
     """Raises IncompleteError when the run never got as far as a ready engine, or its file is broken."""
     file = folder / "run.json"
     if not file.exists():
         raise IncompleteError(f"{file} is missing: this run never started its engine")
     with _incomplete(file):
-        return msgspec.json.decode(file.read_bytes(), type=RunInfo)
+        info = msgspec.json.decode(file.read_bytes(), type=RunInfo)
+        msgspec.convert(info.setup, Setup)
+        return info
 
 
 def write_info(folder: Path, info: RunInfo) -> None:
