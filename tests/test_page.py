@@ -190,7 +190,10 @@ def test_a_dark_page_is_dark(opened, name):
     ("name", "first"),
     [
         ("passing", "PASS: the restored run trained on the same rows"),
-        ("failing", "FAIL: the restored run is not shown to train on the uninterrupted run's rows: near-tie"),
+        (
+            "failing",
+            "FAIL: the restored run's rows are not the uninterrupted run's, or not shown to be; what failed: near-tie",
+        ),
         ("killed", "INCOMPLETE: the experiment did not come about"),
         ("left", "INCOMPLETE: the experiment did not come about"),
     ],

@@ -5,6 +5,7 @@ import json
 import pytest
 from builders import STOP, generate, healthy_runs, params
 
+from restore_parity.checks import judge
 from restore_parity.journal import Journal
 from restore_parity.records import AlreadyTerminal, Completed, Key, Restored
 from restore_parity.saved import load_run, load_runs
@@ -106,3 +107,15 @@ def test_wherever_the_kill_falls_the_restored_rows_are_the_baselines(pristine, t
     runs = [load_run(folder) for folder in (pristine / "uninterrupted", tmp_path / "restored")]
     tokens = [[run.only(key).token_ids for key in given.row_keys()] for run in runs]
     assert tokens[0] == tokens[1]
+
+
+def test_a_call_cut_behind_its_stop_token_is_rightly_terminal(tmp_path, pristine):
+    calls = Journal(pristine / "uninterrupted" / "journal.jsonl").poll().calls.values()
+    call = next(call for call in calls if call.finish_reason == "stop" and len(call.ids) > 1)
+    given = params(
+        cut_tokens={call.name: len(call.ids), "2/1/0#1": 3} if call.name != "2/1/0#1" else {call.name: len(call.ids)}
+    )
+    uninterrupted, killed, restored = load_runs(healthy_runs(tmp_path / "runs", given))
+    judgement = judge(uninterrupted, restored, killed, given)
+    assert not judgement.of("already-terminal")
+    assert [cut.ended for cut in judgement.cuts if cut.key == call.name] == ["already terminal"]

@@ -201,8 +201,11 @@ def check_cut(
         if not captured:  # the origin's log says less; a record of our own that does is broken
             said = {name: place[name] if value is None else value for name, value in said.items()}
         expect("call-position", said == place, where, place, said)
-    size, held = stop - first, stop - first == p + tail and row.group_id == cut.group_id
-    expect("call-position", held, where, f"{size} tokens in {row.group_id}", f"{p} + {tail} in {cut.group_id}")
+    size, group = stop - first, row.group_id
+    expect(
+        "call-position", size == p + tail, where, f"{p + tail} tokens: {p} captured, {tail} generated", f"{size} in the row"
+    )
+    expect("call-position", group == cut.group_id, where, f"a row of group {cut.group_id}", group)
     ids, logprobs = row.token_ids[first : first + p], row.generation_logprobs[first : first + p]
     if captured or start.prefix_ids_sha256 is not None:
         digest = ids_sha256(ids)

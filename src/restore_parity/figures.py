@@ -123,7 +123,7 @@ def _boundaries(cuts: list[CutResult]) -> None:
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
     axes.set_xlim(left=0)
-    axes.set(xlabel="tokens behind the row's prompt (its length stands at the left)", ylabel="cut")
+    axes.set(xlabel="tokens after the row's prompt (whose length stands at the left)", ylabel="cut")
     handles = [
         Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=kind) for kind, (colour, hatch) in KINDS.items()
     ]
@@ -168,7 +168,11 @@ def plot_margins(judgement: Judgement, params: Params) -> None:
     """Near-tie margins in both runs against the declared bound, and beside them the noise of equal tokens."""
     shown = [cut for cut in judgement.cuts if cut.margin_uninterrupted is not None]
     if not shown and not judgement.noise.keys() - {None}:
-        print(f"No plot: no row parts from the baseline, and {judgement.noise[None]} equal tokens are bit-identical.")
+        apart = sum(cut.first_difference is not None for cut in judgement.cuts)
+        rows = (
+            f"of {apart} cuts whose rows differ none shows a margin" if apart else "no cut's row differs from the baseline"
+        )
+        print(f"No plot: {rows}, and {judgement.noise[None]} equal tokens have bit-identical log-probabilities.")
         return
     figure, (axes, floor) = canvas(4.2, 2)
     bound = params.near_tie_margin

@@ -37,9 +37,10 @@ def claim(told: dict[str, Any]) -> str:
         return "the experiment did not come about, so nothing is said of parity"
     if told["verdict"] == "FAIL":
         broken = [check["id"] for check in told["checks"] if check["status"] == "fail"]
-        return f"the restored run is not shown to train on the uninterrupted run's rows: {', '.join(broken) or 'mutations'}"
-    aside = told["counts"]["set_aside"]
-    tied = f", but for {aside} of {told['counts']['cuts']} cuts that part from it at a shown near-tie" if aside else ""
+        checks = ", ".join(broken) or "mutations"
+        return f"the restored run's rows are not the uninterrupted run's, or not shown to be; what failed: {checks}"
+    aside, rows = told["counts"]["set_aside"], told["counts"].get("rows", 0)
+    tied = f", but for {aside} of {rows} that differ at a shown near-tie" if aside else ""
     idle = [check["id"] for check in told["checks"] if check["status"] == "not_run"]
     silent = f"; {len(idle)} checks could not run: {', '.join(idle)}" if idle else ""
     return f"the restored run trained on the same rows as the uninterrupted one{tied}{silent}"
@@ -57,14 +58,20 @@ def facts(told: dict[str, Any]) -> list[tuple[str, str]]:
             ("cuts", f"{len(cuts)}: {status['match']} match, {status['set_aside']} set aside, {status['broken']} broken"),
         ]
     run = {name: sum(check["status"] == name for check in checks) for name in ("pass", "fail", "not_run")}
-    shown.append(("checks", f"{run['pass']} hold, {run['fail']} fail, {run['not_run']} not run"))
+    idle = sum(check["status"] == "pass" and not check["seen"] for check in checks)
+    told_idle = f"{run['pass'] - idle} hold, {idle} had nothing to judge"
+    shown.append(("checks", f"{told_idle}, {run['fail']} fail, {run['not_run']} not run"))
     tried = [result for result in told["mutations"] if result["caught_by"] is not None]
     if tried:
         caught = sum(result["check"] in result["caught_by"] for result in tried)
-        shown.append(("broken copies of these rows caught", f"{caught} of {len(tried)} mutations"))
+        nowhere = len(told["mutations"]) - len(tried)
+        more = f" ({nowhere} could not be made of these rows)" if nowhere else ""
+        shown.append(("broken copies of these rows caught", f"{caught} of {len(tried)} mutations{more}"))
     for check, what in (("tail-logprobs", "engine"), ("policy-logprobs", "trainer")):
         if told.get("largest", {}).get(check) is not None:
-            shown.append((f"largest difference, {what}'s log-probabilities", f"{told['largest'][check]:.4g} nats"))
+            left = counts.get("rows_after_set_aside", 0) if what == "trainer" else 0
+            of = f", {left} of {counts['rows']} rows not compared" if left else ""
+            shown.append((f"largest difference, {what}'s log-probabilities", f"{told['largest'][check]:.4g} nats{of}"))
     provenance = told["provenance"]
     baseline = provenance.get("uninterrupted", {})
     setup = baseline.get("setup", {})
@@ -74,5 +81,6 @@ def facts(told: dict[str, Any]) -> list[tuple[str, str]]:
     shown += [("versions", ", ".join(f"{name} {number}" for name, number in provenance["versions"].items()))]
     if baseline:
         shown += [("git revision", (baseline.get("git_revision") or "none")[:12])]
-        shown += [("started", time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(baseline["start"])))]
+        made = "saved ones, judged again" if provenance["params"]["reuse"] else "made for this report"
+        shown += [("runs", made), ("runs started", time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(baseline["start"])))]
     return shown

@@ -65,7 +65,7 @@ class Params(BaseModel):
     max_logprob_diff: Size = 0.3
     max_policy_diff: Size = 1e-3
     min_cut_groups: Annotated[int, Field(ge=0)] = 0
-    thresholds_from: str = "what the origin saw: equal tokens' log-probabilities moved by up to 0.30 nats"
+    thresholds_from: str = "NeMo RL #4507: log-probabilities of equal tokens moved by up to 0.30 nats"
 
     @field_validator("*", mode="before")
     @classmethod
