@@ -14,7 +14,7 @@ from .index import Run
 from .journal import Call
 from .messages import Problem, progress, window
 from .params import Params
-from .records import Completed, CutResult, Key, Restored, RestoreRecord, Row, TopTwo, ids_sha256
+from .records import Completed, CutResult, Key, Restored, Row, TopTwo, ids_sha256
 
 CHECKS = (
     *("kill-happened", "cut-coverage", "same-setup", "reward-signal", "dump-complete", "row-membership"),
@@ -113,9 +113,8 @@ def judge(
         found.counts.update(rows=1, tokens=row.input_length, generated_tokens=int(sum(row.token_loss_mask)))
     there, told = len(rewards) > 1 and rewards.total() > 0, f"{dict(rewards)}, as reward: rows trained on"
     found.expect("reward-signal", there, "uninterrupted", "rewards that differ, and a row trained on", told)
-    least, opened = max(params.min_cut_groups, 1), f"{len(opened)} calls were open"
-    expected = f"calls cut between two of their tokens in {least} groups"
-    found.expect("cut-coverage", len(groups) >= least, "killed run", expected, f"in {len(groups)}; {opened}")
+    least, got = max(params.min_cut_groups, 1), f"in {len(groups)}; {len(opened)} calls were open"
+    found.expect("cut-coverage", len(groups) >= least, "killed run", f"calls cut inside in {least} groups", got)
     check_share(found)
     for check, what in (("prefix-hash", "no record has a hash"), ("token-budget", "no limit is known")):
         if killed is None and found.cuts and not found.seen[check]:
@@ -149,12 +148,12 @@ def check_setup(found: Judgement, uninterrupted: Run, restored: Run, killed: Run
         for name in sorted(there.keys() | here.keys()):
             one, other = there.get(name), here.get(name)
             found.expect("same-setup", one == other, f"{where}, {name}", f"{one!r}", repr(other))
-    ids = [info.run_id for info in infos.values() if info]
-    found.expect("same-setup", len(set(ids)) == len(ids), "run.json, run_id", "different runs", ids)
+    ids = sorted(info.run_id for info in infos.values() if info)
+    found.expect("same-setup", len({*ids}) == len(ids), "run.json, run_id", "different runs", ids)
 
 
 def check_dumps(found: Judgement, uninterrupted: Run, restored: Run, cut_rows: set[Key]) -> None:
-    """Both dumps are whole and hold the same rows in the same groups, with a reward to train on."""
+    """Both dumps are whole and hold the same rows, those planned, in the same groups."""
     planned = uninterrupted.planned | restored.planned
     known = uninterrupted.rows.keys() | restored.rows.keys() | cut_rows
     planned = planned and planned | cut_rows
@@ -171,21 +170,19 @@ def check_dumps(found: Judgement, uninterrupted: Run, restored: Run, cut_rows: s
                 together[pair[0]].add(pair[1])
                 together[pair[1]].add(pair[0])
         for one, others in together.items():
-            got = sorted(others)
-            found.expect("group-membership", len(got) == 1, f"{run.name}, {one}", "one prompt, one group", got)
+            found.expect(
+                "group-membership", len(others) == 1, f"{run.name}, {one}", "one prompt, one group", sorted(others)
+            )
 
 
-def check_cut(
-    found: Judgement, cut: Call, baseline: Row | None, row: Row | None, records: list[RestoreRecord]
-) -> CutResult:
+def check_cut(found: Judgement, cut: Call, baseline: Row | None, row: Row | None, records: list) -> CutResult:
     """The one cut check: a captured prefix was restored once, in its place, unchanged, within its budget, to its end;
     and the row is the baseline's, or parts from it at a shown near-tie."""
     expect, before = partial(found.expect, key=cut.name), len(found.problems)
     begun = [record for record in records if isinstance(record, Restored)]
     ended = [record for record in records if not isinstance(record, Restored)]
     for check, these, what in (("restored-once", begun, "restored"), ("completed-once", ended, "completed or terminal")):
-        got = [record.call_id for record in these]
-        expect(check, len(these) == 1, "restore records", f"one {what} record", got)
+        expect(check, len(these) == 1, "restore records", f"one {what} record", [record.call_id for record in these])
     if not begun or not ended or row is None:
         return CutResult(cut.name, begun[0].prefix_tokens if begun else 0, 0, "broken", cut.max_tokens)
     start, end, captured, limit = begun[0], ended[0], cut.ids is not None, cut.max_tokens
@@ -201,11 +198,9 @@ def check_cut(
         if not captured:  # the origin's log says less; a record of our own that does is broken
             said = {name: place[name] if value is None else value for name, value in said.items()}
         expect("call-position", said == place, where, place, said)
-    size, group = stop - first, row.group_id
-    expect(
-        "call-position", size == p + tail, where, f"{p + tail} tokens: {p} captured, {tail} generated", f"{size} in the row"
-    )
-    expect("call-position", group == cut.group_id, where, f"a row of group {cut.group_id}", group)
+    size, told = stop - first, f"{p + tail} tokens: {p} captured, {tail} generated"
+    expect("call-position", size == p + tail, where, told, f"{size} in the row")
+    expect("call-position", row.group_id == cut.group_id, where, f"a row of group {cut.group_id}", row.group_id)
     ids, logprobs = row.token_ids[first : first + p], row.generation_logprobs[first : first + p]
     if captured or start.prefix_ids_sha256 is not None:
         digest = ids_sha256(ids)
@@ -218,19 +213,18 @@ def check_cut(
         asked = start.max_tokens if captured else limit - p
         left, got = f"{limit - p} of {limit} tokens left", f"{asked} asked for, {tail} generated"
         expect("token-budget", asked == limit - p >= tail, where, left, got)
-    stopped, past = bool(ids) and ids[-1] in found.stop_ids, found.stop_ids.intersection(row.token_ids[first : stop - 1])
-    stop_last = row.token_ids[stop - 1] in found.stop_ids
+    stopped, stop_last = (bool(part) and part[-1] in found.stop_ids for part in (ids, row.token_ids[first:stop]))
+    past = found.stop_ids.intersection(row.token_ids[first : stop - 1])
     expect("already-terminal", not past, where, "nothing behind a stop token", f"{past} inside")
     if not done:
         got = f"prefix {p} of {limit}, stop token: {stopped}, call of {size}"
         holds = (p == limit or stopped or limit is None) and size == p
         expect("already-terminal", holds, where, "limit used up or stop token captured, no tail", got)
     if captured and done:
-        got = f"{size} tokens, {end.finish_reason}"
-        expect("tail-generated", size == limit or stop_last, where, f"a stop token last, or {limit} tokens", got)
+        expect("tail-generated", size == limit or stop_last, where, f"a stop token last, or {limit} tokens", size)
     if captured and baseline:
-        calls = len(baseline.segments())
-        expect("call-position", len(segments) == calls, where, f"{calls} calls in the row", len(segments))
+        same = len(segments) == len(baseline.segments())
+        expect("call-position", same, where, "as many calls as the baseline's row has", f"{len(segments)} calls")
     how = end.finish_reason if done else "already terminal"
     result = CutResult(cut.name, p, tail, "match", limit, how, segments, index)
     result = check_divergence(found, result, first, baseline, row) if baseline else result
@@ -332,9 +326,9 @@ def check_logprobs(found: Judgement, key: Key, baseline: Row, row: Row, results:
 
 def check_share(found: Judgement) -> None:
     aside, cuts, share = found.set_aside, len(found.cuts), found.params.max_set_aside
-    expected = f"at most {share:.0%} of {cuts} cuts, and not all"
     if cuts:
-        found.expect("set-aside-share", aside <= min(share * cuts, cuts - 1), "cuts set aside", expected, aside)
+        most, expected = min(share * cuts, cuts - 1), f"at most {share:.0%} of {cuts} cuts, and not all"
+        found.expect("set-aside-share", aside <= most, "cuts set aside", expected, aside)
 
 
 def first_difference(there: list, here: list) -> int | None:

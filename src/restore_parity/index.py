@@ -49,8 +49,7 @@ class Run:
     """One run as the checks read it. `rows` maps a key to all rows that carry it: one, unless rows were doubled."""
 
     def __init__(self, name: str, dump: Path | bytes | None = None):
-        self.name, self.dump = name, dump
-        self.folder: Path | None = None
+        self.name, self.dump, self.folder = name, dump, None  # the folder of run.json, where there is one
         self.info: Any = None  # its RunInfo (saved.py)
         self.params: Params | None = None
         self.planned: set[Key] = set()  # the rows that must be there, where the parameters are known
