@@ -76,8 +76,8 @@ def facts(told: dict[str, Any]) -> list[tuple[str, str]]:
     baseline = provenance.get("uninterrupted", {})
     setup = baseline.get("setup", {})
     shown += [("model", f"{setup.get('model', provenance['params']['model'])}, {provenance['params']['dtype']}")]
-    shown += [(name, value) for name in ("engine",) if (value := setup.get(name))]
-    shown += [(name, value) for name in ("device",) if (value := baseline.get(name))]
+    ran = ("engine", setup.get("engine")), ("device", baseline.get("device"))
+    shown += [(name, value) for name, value in ran if value]
     shown += [("versions", ", ".join(f"{name} {number}" for name, number in provenance["versions"].items()))]
     if baseline:
         shown += [("git revision", (baseline.get("git_revision") or "none")[:12])]
