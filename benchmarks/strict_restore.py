@@ -1,12 +1,13 @@
 """Which engine settings make a restore bit-identical, and what they cost: a child process a setting, one table.
 
-    python benchmarks/strict_restore.py [--model NAME] [--rows 48] [--tokens 256] [--budget-s 480] [--only TEXT]
-                                        [--json FILE]
+    python benchmarks/strict_restore.py [--model NAME] [--rows 48] [--tokens 256] [--budget-s 480] [--only NAME]...
+                                        [--jobs 1] [--json FILE]
 
 A setting's engine generates every row three times after a warm-up (once where it is eager), then the rows again as
 restored calls: prompt and the first tokens of the first time, the rest asked for. Both ends are compared to the last bit.
 The restored calls run in the same engine, so a row with the prefix cache on shows a cache at work and proves nothing.
-`ratio` is the throughput over that of the first setting of the same run. Settings that the budget leaves no time for are
+`ratio` is the throughput over that of the first setting of the same run. With `--jobs` above 1, settings share the device:
+bits do not mind, speed does, so each generates once and no speed is told. Settings that the budget leaves no time for are
 listed as not run.
 """
 
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,34 +67,29 @@ def strict(name: str, tokens: int = 128, args: dict[str, Any] | None = None, env
     return Setting(f"{name}, chunk {tokens}", chunk(tokens) | (args or {}), INVARIANT | (env or {}), **more)
 
 
+TRITON = {"attention_backend": "TRITON_ATTN"}
+NORM = "invariant, graphs, one norm kernel"  # which is what strict runs with
 GPU = [
     Setting("default, graphs", GRAPHS),
     strict("invariant, graphs", args=GRAPHS),
-    strict("invariant, graphs, products by cuBLASLt", args=GRAPHS, replaced=["cublaslt"]),
-    strict("invariant, graphs, products in tiles of 64 x 32", args=GRAPHS, replaced=["64,32,128"]),
-    strict("invariant, graphs, one norm kernel", 2048, args=GRAPHS, replaced=["norm"]),
-    strict("invariant, graphs", 255, args=GRAPHS),
-    strict("invariant, graphs", 256, args=GRAPHS),
-    strict("invariant, graphs, one norm kernel, products by cuBLASLt", 2048, args=GRAPHS, replaced=["norm", "cublaslt"]),
-    strict("invariant, graphs, products in tiles of 16 x 64", args=GRAPHS, replaced=["16,64,128"]),
-    strict("invariant, graphs, norms in torch", 2048, args=TORCH_NORMS),
-    strict("invariant, graphs", 512, args=GRAPHS),
-    strict("invariant, graphs", 64, args=GRAPHS),
-    strict("invariant, graphs, TRITON_ATTN", args=GRAPHS | {"attention_backend": "TRITON_ATTN"}),
-    strict("invariant, graphs, TRITON_ATTN", 256, args=GRAPHS | {"attention_backend": "TRITON_ATTN"}),
-    strict("invariant, graphs, top_p 1e-6", args=GRAPHS, params={"temperature": 1.0, "top_p": 1e-6}),
-    strict("invariant, graphs, float32", args=GRAPHS, params={"dtype": "float32"}),
-    strict("invariant, graphs, prefix cache on", args=GRAPHS | {"enable_prefix_caching": True}),
-    Setting("default, graphs, chunk 128", chunk(128) | GRAPHS),
-    strict("invariant, eager"),
-    Setting("default, eager"),
-    strict("invariant, graphs, no async scheduling", args=GRAPHS | {"async_scheduling": False}),
-    strict("invariant, graphs, log-probability of the chosen token alone", args=GRAPHS, logprobs=0),
-    strict("invariant, graphs, first model runner", args=GRAPHS, env={"VLLM_USE_V2_MODEL_RUNNER": "0"}),
-    Setting("default, graphs, again", GRAPHS),
+    strict(NORM, 2048, args=GRAPHS, replaced=["norm"]),
+    strict(f"{NORM}, TRITON_ATTN", 2048, args=GRAPHS | TRITON, replaced=["norm"]),
+    strict(f"{NORM}, products by cuBLASLt", 2048, args=GRAPHS, replaced=["norm", "cublaslt"]),
+    strict(f"{NORM}, products in tiles of 64 x 32", 2048, args=GRAPHS, replaced=["norm", "64,32,128"]),
+    *(strict("invariant, graphs", tokens, args=GRAPHS) for tokens in (64, 255, 256, 512, 2048)),
+    *(strict("invariant, graphs, TRITON_ATTN", tokens, args=GRAPHS | TRITON) for tokens in (64, 128, 256, 512)),
+    strict(f"{NORM}, eager", 2048, replaced=["norm"]),
+    strict(f"{NORM}, prefix cache on", 2048, args=GRAPHS | {"enable_prefix_caching": True}, replaced=["norm"]),
+    strict(f"{NORM}, top_p 1e-6", 2048, args=GRAPHS, params={"temperature": 1.0, "top_p": 1e-6}, replaced=["norm"]),
+    strict(f"{NORM}, float32", 2048, args=GRAPHS | TRITON, params={"dtype": "float32"}, replaced=["norm"]),
+    strict(f"{NORM}, first model runner", 2048, args=GRAPHS, env={"VLLM_USE_V2_MODEL_RUNNER": "0"}, replaced=["norm"]),
     strict("invariant, compiled with graphs", args=COMPILED),
-    strict("invariant, compiled with graphs", 512, args=COMPILED),
-    Setting("default, compiled with graphs", COMPILED),
+    strict("invariant, compiled with graphs", 2048, args=COMPILED),
+    Setting("default, graphs, chunk 128", chunk(128) | GRAPHS),
+    Setting("default, eager"),
+    strict("invariant, eager"),
+    strict("invariant, graphs, norms in torch", 2048, args=TORCH_NORMS),
+    Setting("default, graphs, again", GRAPHS),
 ]
 UNSPLIT = {"VLLM_CPU_ATTN_SPLIT_KV": "0"}
 CPU = [
@@ -167,8 +164,9 @@ def generate(engine: VllmEngine, name: str, prompts: list[list[int]], limits: li
     return list(made.values()), sum(map(len, made.values())) / (time.perf_counter() - start)
 
 
-def measure(setting: Setting, model: str, rows: int, tokens: int) -> dict[str, Any]:
+def measure(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
     """One setting, in this process."""
+    model, rows, tokens, jobs = options.model, options.rows, options.tokens, options.jobs
     dice = random.Random(7)
     prompts = [[dice.randint(FIRST_ID, LAST_ID) for _ in range(dice.randint(40, 300))] for _ in range(rows)]
     given = Params.model_validate(
@@ -178,7 +176,8 @@ def measure(setting: Setting, model: str, rows: int, tokens: int) -> dict[str, A
         | ({"dtype": "float32"} if engine_version()[0] == CPU_BUILD else {})
         | setting.params
     )
-    space = {} if engine_version()[0] == CPU_BUILD else {"kv_cache_memory_bytes": 8 << 30}
+    on_cpu = engine_version()[0] == CPU_BUILD
+    space = {} if on_cpu else {"kv_cache_memory_bytes": 8 << 30, "gpu_memory_utilization": 0.9 / jobs}
     given = given.model_copy(update={"engine_args": space | setting.args})  # unvalidated: what is refused is measured too
     os.environ.update(engine_env(given))
     folder, start = model_path(model), time.perf_counter()
@@ -188,13 +187,16 @@ def measure(setting: Setting, model: str, rows: int, tokens: int) -> dict[str, A
     engine._sampling = partial(engine._sampling, ignore_eos=True, logprobs=setting.logprobs)
     started = time.perf_counter() - start
     generate(engine, "warm", prompts, [8] * rows)
-    first, *others = [generate(engine, f"round{i}", prompts, [tokens] * rows) for i in range(setting.rounds)]
+    rounds = setting.rounds if jobs == 1 else 1
+    first, *others = [generate(engine, f"round{i}", prompts, [tokens] * rows) for i in range(rounds)]
     cuts = [dice.randrange(1, tokens - 1) for _ in prompts]
     asked = [
         prompt + [token for token, _ in whole[:cut]] for prompt, whole, cut in zip(prompts, first[0], cuts, strict=True)
     ]
     tails, _ = generate(engine, "restored", asked, [tokens - cut for cut in cuts])
     told = compare([whole[cut:] for whole, cut in zip(first[0], cuts, strict=True)], tails)
+    if jobs > 1:
+        return told
     return told | {"tok_s": statistics.median(speed for _, speed in [first, *others]), "start_s": started}
 
 
@@ -216,8 +218,8 @@ def run_child(setting: Setting, options: argparse.Namespace, timeout_s: float) -
     with tempfile.TemporaryDirectory() as scratch:
         found, log = Path(scratch) / "found.json", Path(scratch) / "log"
         order = msgjson.encode(setting).decode()
-        size = ["--model", options.model, "--rows", str(options.rows), "--tokens", str(options.tokens)]
-        command = [sys.executable, __file__, *size, "--child", order, "--json", str(found)]
+        same = [f"--{name}={getattr(options, name)}" for name in ("model", "rows", "tokens", "jobs")]
+        command = [sys.executable, __file__, *same, "--child", order, "--json", str(found)]
         with log.open("wb") as out:
             try:
                 code = subprocess.run(command, stdout=out, stderr=out, timeout=timeout_s).returncode
@@ -230,25 +232,19 @@ def run_child(setting: Setting, options: argparse.Namespace, timeout_s: float) -
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    head = [
-        "setting",
-        "restored rows equal",
-        "log-probabilities bit-identical",
-        "largest difference",
-        "tok/s",
-        "ratio",
-        "start s",
-    ]
-    lines = [head, ["--"] * len(head)]
+    head = ["setting", "restored rows equal", "log-probabilities bit-identical", "largest difference, nats"]
     base = next((told["tok_s"] for told in results if "tok_s" in told), None)
+    lines = [head + ["tok/s", "ratio", "start s"] * bool(base)]
+    lines.append(["--"] * len(lines[0]))
     for told in results:
-        if "tok_s" not in told:
-            lines.append([told["name"], told.get("failed", "not run"), *[""] * (len(head) - 2)])
+        if "rows" not in told:
+            lines.append([told["name"], told.get("failed", "not run"), *[""] * (len(lines[0]) - 2)])
             continue
         equal = f"{told['equal_rows']}/{told['rows']}"
-        shares = [f"{100 * told['bit_identical']:.1f} %", f"{told['largest_diff']:.3g}"]
-        speed = [f"{told['tok_s']:,.0f}", f"{told['tok_s'] / base:.2f}", f"{told['start_s']:.1f}"]
-        lines.append([told["name"], equal, *shares, *speed])
+        cells = [told["name"], equal, f"{100 * told['bit_identical']:.1f} %", f"{told['largest_diff']:.3g}"]
+        if base:
+            cells += [f"{told['tok_s']:,.0f}", f"{told['tok_s'] / base:.2f}", f"{told['start_s']:.1f}"]
+        lines.append(cells)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -259,24 +255,33 @@ def main() -> None:
     words.add_argument("--rows", type=int, default=48)
     words.add_argument("--tokens", type=int, default=256, help="generated by each row")
     words.add_argument("--budget-s", type=float, default=480)
-    words.add_argument("--only", default="", help="settings whose names hold this text")
+    words.add_argument("--only", action="append", help="a setting by its name; all others are left out")
+    words.add_argument("--jobs", type=int, default=1, help="settings that share the device: for bits alone")
     words.add_argument("--json", type=Path)
     words.add_argument("--child", help=argparse.SUPPRESS)
     options = words.parse_args()
     if options.child:
-        told = measure(msgjson.decode(options.child, type=Setting), options.model, options.rows, options.tokens)
+        told = measure(msgjson.decode(options.child, type=Setting), options)
         options.json.write_text(json.dumps(told))
         sys.stdout.flush()
         os._exit(0)  # an engine's own threads may otherwise hold the process for seconds
     late, results = time.monotonic() + options.budget_s, []
-    for setting in [setting for setting in (CPU if on_cpu else GPU) if options.only in setting.name]:
+    known = {setting.name: setting for setting in (CPU if on_cpu else GPU)}
+    if unknown := set(options.only or ()) - set(known):
+        words.error(f"no such setting: {', '.join(unknown)}; there are: {'; '.join(known)}")
+
+    def run(setting: Setting) -> dict[str, Any]:
         left = late - time.monotonic()
         told = run_child(setting, options, min(left, CHILD_S)) if left > 0 else {}
-        results.append({"name": setting.name, "args": setting.args, "env": setting.env, "params": setting.params} | told)
         print(f"{setting.name}: {json.dumps({key: value for key, value in told.items() if key != 'log'})}", flush=True)
-        if options.json:  # after each: what was measured survives a budget that ends from outside
-            whole = {"model": options.model, "rows": options.rows, "tokens": options.tokens, "engine": engine_version()}
-            options.json.write_text(json.dumps(whole | {"settings": results}, indent=1))
+        return {"name": setting.name, "args": setting.args, "env": setting.env, "params": setting.params} | told
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for told in pool.map(run, (known[name] for name in options.only or known)):
+            results.append(told)
+            if options.json:  # after each: what was measured survives a budget that ends from outside
+                whole = {"model": options.model, "rows": options.rows, "tokens": options.tokens, "engine": engine_version()}
+                options.json.write_text(json.dumps(whole | {"settings": results}, indent=1))
     size = f"{options.rows} rows of {options.tokens} tokens"
     print(f"\n{options.model}, {size}, {'=='.join(engine_version())}\n\n{table(results)}")
 
