@@ -2,8 +2,8 @@
 
     python benchmarks/kernel_bits.py
 
-A token is computed alone and then as the first of n, by each operation of a step; attention at a query of one token, as
-decode runs it, and as the last of 40, as prefill does. `same` means equal to the last bit.
+Rows are computed one by one and then among n, by each operation of a step, and counted where equal to the last bit;
+attention at a query of one token, as decode runs it, and as the last of 40, as prefill does.
 """
 
 import os
@@ -27,38 +27,53 @@ def main() -> None:
         return torch.randn(size, dtype=torch.bfloat16, device="cuda")
 
     whole, residual, weight = values(max(SIZES), HIDDEN), values(max(SIZES), HIDDEN), values(HIDDEN)
-    matrix, ones = values(6144, HIDDEN), torch.ones(HIDDEN, dtype=torch.bfloat16, device="cuda")
+    matrix = values(6144, HIDDEN)
 
-    def fused(n: int) -> torch.Tensor:
-        x = whole[:n].clone()
-        ops.fused_add_rms_norm(x, residual[:n].clone(), ones, 1e-6)
-        return x
+    def fused(x: torch.Tensor, at: slice) -> torch.Tensor:
+        out = x.clone()
+        ops.fused_add_rms_norm(out, residual[at].clone(), weight, 1e-6)
+        return out
 
-    def before(product) -> dict:
-        return {n: product(n)[0].clone() for n in (1, *SIZES)}
+    def told(operation) -> list[str]:
+        """The first 64 rows computed one by one, and as the first rows of n."""
+        alone = torch.cat([operation(whole[n : n + 1], slice(n, n + 1)) for n in range(64)])
+        rows = [(n, operation(whole[:n], slice(0, n))[:64]) for n in SIZES]
+        return [f"{int((alone[:n] == made).all(-1).sum())} of {min(n, 64)}" for n, made in rows]
 
-    plain = before(lambda n: torch.nn.functional.linear(whole[:n], matrix))  # cuBLAS as it comes
+    plain = told(lambda x, at: torch.nn.functional.linear(x, matrix))  # before anything is overridden
     invariant.init_batch_invariance()
     tried = {
         "linear, cuBLAS as it comes": plain,
-        "linear, cuBLASLt without workspace": before(lambda n: torch.nn.functional.linear(whole[:n], matrix)),
-        "linear_batch_invariant": before(lambda n: invariant.linear_batch_invariant(whole[:n], matrix)),
-        "fused_add_rms_norm": before(fused),
-        "rms_norm_batch_invariant": before(lambda n: invariant.rms_norm_batch_invariant(whole[:n], weight)),
-        "log_softmax": before(lambda n: torch.log_softmax(whole[:n].float(), -1)),
+        "linear, cuBLASLt without workspace": told(lambda x, at: torch.nn.functional.linear(x, matrix)),
+        "linear_batch_invariant": told(lambda x, at: invariant.linear_batch_invariant(x, matrix)),
+        "fused_add_rms_norm": told(fused),
+        "rms_norm_batch_invariant": told(lambda x, at: invariant.rms_norm_batch_invariant(x, weight)),
+        "log_softmax": told(lambda x, at: torch.log_softmax(x.float(), -1)),
     }
-    print(f"| operation | {' | '.join(map(str, SIZES))} |\n| -- |{' -- |' * len(SIZES)}")
-    for name, made in tried.items():
-        told = ["same" if torch.equal(made[1], made[n]) else "differs" for n in SIZES]
-        print(f"| {name} | {' | '.join(told)} |")
+    own, vllms = kernels_of(invariant)
+    tried["strict's product"] = told(lambda x, at: own.matmul(x, matrix.t()))
+    tried["strict's norm with a residual"] = told(lambda x, at: own.rms_norm(x, weight, residual=residual[at].clone())[0])
+    print(f"| rows equal, of n | {' | '.join(map(str, SIZES))} |\n| -- |{' -- |' * len(SIZES)}")
+    for name, cells in tried.items():
+        print(f"| {name} | {' | '.join(cells)} |")
+    same = torch.equal(own.matmul(whole, matrix.t()), vllms(whole, matrix.t()))
+    print(f"\nstrict's product has {'the same bits as' if same else 'other bits than'} vLLM's own")
     print(f"\n| FLASH_ATTN, head size | {' | '.join(f'{n} keys' for n in LENGTHS)} |\n| -- |{' -- |' * len(LENGTHS)}")
     for head in HEADS:
-        told = []
+        cells = []
         for length in LENGTHS:
             one, many = (attend(torch, values, head, length, queries) for queries in (1, 40))
             off = (one.float() - many.float()).abs().max().item()
-            told.append("same" if torch.equal(one, many) else f"{off:.1g} apart")
-        print(f"| {head} | {' | '.join(told)} |")
+            cells.append("same" if torch.equal(one, many) else f"{off:.1g} apart")
+        print(f"| {head} | {' | '.join(cells)} |")
+
+
+def kernels_of(invariant):
+    """The kernels that strict sets, and vLLM's own product from before."""
+    vllms = invariant.matmul_persistent
+    from restore_parity import kernels
+
+    return kernels, vllms
 
 
 def attend(torch, values, head: int, length: int, queries: int):

@@ -63,32 +63,35 @@ def chunk(tokens: int, **more) -> dict[str, Any]:
     return {"max_num_batched_tokens": tokens} | more
 
 
-def strict(name: str, tokens: int = 128, args: dict[str, Any] | None = None, env: dict[str, str] | None = None, **more):
-    return Setting(f"{name}, chunk {tokens}", chunk(tokens) | (args or {}), INVARIANT | (env or {}), **more)
+def invariant(name: str, tokens: int, args: dict[str, Any] | None = None, **more) -> Setting:
+    return Setting(f"invariant, {name}, chunk {tokens}", chunk(tokens) | (args or {}), INVARIANT, **more)
 
 
 TRITON = {"attention_backend": "TRITON_ATTN"}
-NORM = "invariant, graphs, one norm kernel"  # which is what strict runs with
+CACHED = {"enable_prefix_caching": True}
+QUASI_GREEDY, FLOAT32 = {"temperature": 1.0, "top_p": 1e-6}, {"dtype": "float32"}
 GPU = [
     Setting("default, graphs", GRAPHS),
-    strict("invariant, graphs", args=GRAPHS),
-    strict(NORM, 2048, args=GRAPHS, replaced=["norm"]),
-    strict(f"{NORM}, TRITON_ATTN", 2048, args=GRAPHS | TRITON, replaced=["norm"]),
-    strict(f"{NORM}, products by cuBLASLt", 2048, args=GRAPHS, replaced=["norm", "cublaslt"]),
-    strict(f"{NORM}, products in tiles of 64 x 32", 2048, args=GRAPHS, replaced=["norm", "64,32,128"]),
-    *(strict("invariant, graphs", tokens, args=GRAPHS) for tokens in (64, 255, 256, 512, 2048)),
-    *(strict("invariant, graphs, TRITON_ATTN", tokens, args=GRAPHS | TRITON) for tokens in (64, 128, 256, 512)),
-    strict(f"{NORM}, eager", 2048, replaced=["norm"]),
-    strict(f"{NORM}, prefix cache on", 2048, args=GRAPHS | {"enable_prefix_caching": True}, replaced=["norm"]),
-    strict(f"{NORM}, top_p 1e-6", 2048, args=GRAPHS, params={"temperature": 1.0, "top_p": 1e-6}, replaced=["norm"]),
-    strict(f"{NORM}, float32", 2048, args=GRAPHS | TRITON, params={"dtype": "float32"}, replaced=["norm"]),
-    strict(f"{NORM}, first model runner", 2048, args=GRAPHS, env={"VLLM_USE_V2_MODEL_RUNNER": "0"}, replaced=["norm"]),
-    strict("invariant, compiled with graphs", args=COMPILED),
-    strict("invariant, compiled with graphs", 2048, args=COMPILED),
+    Setting("strict", GRAPHS, params={"strict": True}),
+    Setting("strict, eager", params={"strict": True}),
+    Setting("strict, float32", GRAPHS | TRITON, params={"strict": True, "dtype": "float32"}),
+    Setting("strict, top_p 1e-6", GRAPHS, params={"strict": True, "temperature": 1.0, "top_p": 1e-6}),
+    Setting("strict, first model runner", GRAPHS, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"strict": True}),
+    *(invariant("graphs", tokens, args=GRAPHS) for tokens in (64, 128, 255, 256, 512, 2048)),
+    *(invariant("graphs, TRITON_ATTN", tokens, args=GRAPHS | TRITON) for tokens in (64, 128, 256, 512)),
+    invariant("graphs, one norm kernel", 2048, args=GRAPHS, replaced=["norm"]),
+    invariant("graphs, one norm kernel, TRITON_ATTN", 2048, args=GRAPHS | TRITON, replaced=["norm"]),
+    invariant("graphs, one norm kernel, products by cuBLASLt", 2048, args=GRAPHS, replaced=["norm", "cublaslt"]),
+    invariant("graphs, one norm kernel, eager", 2048, replaced=["norm"]),
+    invariant("graphs, one norm kernel, prefix cache on", 2048, args=GRAPHS | CACHED, replaced=["norm"]),
+    invariant("graphs, one norm kernel, top_p 1e-6", 2048, args=GRAPHS, params=QUASI_GREEDY, replaced=["norm"]),
+    invariant("graphs, one norm kernel, float32", 2048, args=GRAPHS | TRITON, params=FLOAT32, replaced=["norm"]),
+    invariant("compiled with graphs", 128, args=COMPILED),
+    invariant("compiled with graphs", 2048, args=COMPILED),
+    invariant("graphs, norms in torch", 2048, args=TORCH_NORMS),
+    invariant("eager", 128),
     Setting("default, graphs, chunk 128", chunk(128) | GRAPHS),
     Setting("default, eager"),
-    strict("invariant, eager"),
-    strict("invariant, graphs, norms in torch", 2048, args=TORCH_NORMS),
     Setting("default, graphs, again", GRAPHS),
 ]
 UNSPLIT = {"VLLM_CPU_ATTN_SPLIT_KV": "0"}
@@ -105,12 +108,10 @@ CPU = [
 
 
 def replace(kind: str) -> None:
-    """Another kernel in the place of one of vLLM 0.26's batch-invariant ones.
+    """Another kernel in the place of one of vLLM 0.26's batch-invariant ones, one at a time; `strict` sets them together.
 
-    `cublaslt`: the library's matrix product, which batch invariance has already forbidden to split sums. `M,N,K`: vLLM's
-    own product in tiles of that size, the same for every batch, so that a row's sums keep their order; its tiles of
-    128 x 128 leave most of a GPU idle. `norm`: the norm kernel of one program a row also where a residual is added, in the
-    place of the one whose threads, and with them the order of its sums, depend on the number of tokens.
+    `norm`: as `strict` has it. `cublaslt`: the library's matrix product, which batch invariance has already forbidden to
+    split sums.
     """
     import torch
     from vllm.model_executor.layers import batch_invariant, layernorm, linear, vocab_parallel_embedding
@@ -118,38 +119,11 @@ def replace(kind: str) -> None:
     if kind == "cublaslt":
         linear.linear_batch_invariant = vocab_parallel_embedding.linear_batch_invariant = torch.nn.functional.linear
         return
-    if kind == "norm":
-        alone = layernorm.rms_norm_batch_invariant
-
-        def norm(x, weight, eps=1e-6, residual=None):
-            return alone(x, weight, eps) if residual is None else (alone(residual.add_(x), weight, eps), residual)
-
-        layernorm.rms_norm_batch_invariant = norm
-        return
-    rows, columns, depth = map(int, kind.split(","))
-    units = torch.cuda.get_device_properties(0).multi_processor_count
-
-    def product(a, b, bias=None):
-        (m, k), n = a.shape, b.shape[1]
-        out = torch.empty((m, n), device=a.device, dtype=a.dtype)
-        tiles = -(-m // rows) * -(-n // columns)
-        batch_invariant.matmul_kernel_persistent[(min(units, tiles),)](
-            *(a, b, out, bias, m, n, k, *a.stride(), *b.stride(), *out.stride()),
-            BLOCK_SIZE_M=rows,
-            BLOCK_SIZE_N=columns,
-            BLOCK_SIZE_K=depth,
-            GROUP_SIZE_M=8,
-            NUM_SMS=units,
-            A_LARGE=a.numel() > 2**31,
-            B_LARGE=b.numel() > 2**31,
-            C_LARGE=out.numel() > 2**31,
-            HAS_BIAS=bias is not None,
-            num_stages=4,
-            num_warps=4,
-        )
-        return out
+    product = batch_invariant.matmul_persistent
+    from restore_parity import kernels
 
     batch_invariant.matmul_persistent = product
+    assert layernorm.rms_norm_batch_invariant is kernels.rms_norm
 
 
 def generate(engine: VllmEngine, name: str, prompts: list[list[int]], limits: list[int]) -> tuple[list, float]:

@@ -1,9 +1,12 @@
 """The engine's settings: what strict sets, refuses and verifies, on either build of vLLM."""
 
+import subprocess
+import sys
+
 import pytest
 from builders import params
 
-from restore_parity import engine
+from restore_parity import engine, strict
 from restore_parity.engine import check_engine, engine_args, engine_env, with_companion
 from restore_parity.errors import UsageError
 
@@ -17,23 +20,41 @@ def gpu_build(monkeypatch):
 def test_strict_on_the_cpu_is_unsplit_attention_and_a_companion():
     given = params(strict=True)
     assert engine_env(given)["VLLM_CPU_ATTN_SPLIT_KV"] == "0" and with_companion(given)
-    assert engine_args(given, 99)["max_num_seqs"] == 9
+    assert engine_args(given, 99, 128)["max_num_seqs"] == 9
 
 
-def test_strict_on_a_gpu_is_batch_invariance_small_steps_and_no_prefix_cache(gpu_build):
+def test_strict_on_a_gpu_is_batch_invariance_known_kernels_and_no_prefix_cache(gpu_build):
     given = params(strict=True, steps=100)
-    args = engine_args(given, 99)
+    args = engine_args(given, 99, 128)
     assert engine_env(given)["VLLM_BATCH_INVARIANT"] == "1" and not with_companion(given)
-    assert (args["max_num_batched_tokens"], args["max_num_seqs"], args["enable_prefix_caching"]) == (128, 128, False)
+    assert (args["max_num_batched_tokens"], args["max_num_seqs"], args["enable_prefix_caching"]) == (2048, 256, False)
+    assert args["worker_extension_cls"] == strict.KERNELS and "attention_backend" not in args
+
+
+def test_a_version_whose_kernels_are_not_known_keeps_to_small_steps(gpu_build, monkeypatch):
+    monkeypatch.setattr(engine, "version", lambda name: "0.27.0")
+    args = engine_args(params(strict=True), 99, 128)
+    assert args["max_num_batched_tokens"] == 128 and "worker_extension_cls" not in args
+    check_engine(params(strict=True, engine_args={"max_num_batched_tokens": 255}))
+    with pytest.raises(UsageError, match="more than 255 tokens"):
+        check_engine(params(strict=True, engine_args={"max_num_batched_tokens": 256}))
+
+
+def test_small_heads_get_the_attention_that_holds_and_are_refused_the_other(gpu_build):
+    assert engine_args(params(strict=True), 99, 64)["attention_backend"] == "TRITON_ATTN"
+    flash = {"engine_args": {"attention_backend": "FLASH_ATTN"}}
+    assert engine_args(params(strict=True, **flash), 99, 128)["attention_backend"] == "FLASH_ATTN"
+    with pytest.raises(UsageError, match="FLASH_ATTN with strict and heads of 64"):
+        engine_args(params(strict=True, **flash), 99, 64)
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"engine_args": {"max_num_batched_tokens": 256}}, "parted with steps of 256"),
+        ({"engine_args": {"worker_extension_cls": "other.Class"}}, "strict brings its own"),
         ({"engine_env": {"VLLM_BATCH_INVARIANT": "0"}}, "strict needs '1'"),
     ],
-    ids=["large steps", "no batch invariance"],
+    ids=["other kernels", "no batch invariance"],
 )
 def test_what_breaks_strict_on_a_gpu_is_refused_with_the_reason(gpu_build, changes, told):
     with pytest.raises(UsageError, match=told):
@@ -57,19 +78,79 @@ def test_data_parallel_ranks_are_refused_for_they_would_wait_forever():
 
 
 @pytest.mark.parametrize(
-    "running", [{"max_num_batched_tokens": 2048}, {"enable_prefix_caching": True}, {"batch_invariant": False}], ids=str
+    ("running", "told"),
+    [
+        ({"strict_kernels": False}, "max_num_batched_tokens = 2048"),
+        ({"enable_prefix_caching": True}, "enable_prefix_caching = True"),
+        ({"batch_invariant": False}, "batch_invariant = False"),
+    ],
 )
-def test_an_engine_that_does_not_run_as_strict_asks_is_refused(gpu_build, running):
-    right = {"max_num_batched_tokens": 128, "enable_prefix_caching": False, "batch_invariant": True}
-    engine._verify_strict(right)
-    with pytest.raises(UsageError, match=next(iter(running))):
-        engine._verify_strict(right | running)
+def test_an_engine_that_does_not_run_as_strict_asks_is_refused(running, told):
+    right = {"max_num_batched_tokens": 2048, "enable_prefix_caching": False, "batch_invariant": True}
+    right["strict_kernels"] = True
+    strict.verify(right, "vllm")
+    with pytest.raises(UsageError, match=told):
+        strict.verify(right | running, "vllm")
+
+
+class Trial:
+    """An engine of made-up numbers: token n has log-probability -n, moved by `noise` in the restored call."""
+
+    def __init__(self, noise: float):
+        self.noise, self.open, self.steps = noise, {}, []
+
+    def add(self, call_id, prompt_ids, max_tokens, **sampling):
+        self.open[call_id] = (len(prompt_ids), max_tokens)
+
+    def busy(self):
+        return bool(self.open)
+
+    def step(self):
+        self.steps.append(sum(length for length, _ in self.open.values()))
+        made = []
+        for call_id, (length, left) in self.open.items():
+            ids = list(range(length, length + left))
+            shift = self.noise if call_id == "trial-restored" else 0.0
+            made.append(engine.Output(call_id, ids, [-n - shift for n in ids], [], "length"))
+        self.open = {}
+        return made
+
+
+def test_a_trial_restore_is_made_in_a_full_step():
+    trial = Trial(0.0)
+    strict.prove(trial, longest_tokens=600, chunk_tokens=2048, seqs=24)
+    assert trial.steps[1] > 1024
+
+
+def test_an_engine_whose_trial_restore_moves_a_bit_is_refused_with_how_far():
+    with pytest.raises(UsageError, match=r"12 of 12 log-probabilities of equal tokens moved, by up to 0\.25 nats"):
+        strict.prove(Trial(0.25), longest_tokens=600, chunk_tokens=2048, seqs=24)
+
+
+@pytest.mark.parametrize(("split", "code"), [("0", 0), ("1", 1)], ids=["as strict sets it", "split attention"])
+def test_a_real_engine_passes_the_trial_with_strict_settings_only(split, code):
+    script = """
+import os, sys
+from restore_parity import engine, errors, models, params, strict
+given = params.Params(model="tiny-qwen3")
+os.environ.update(engine.engine_env(given) | {"VLLM_CPU_ATTN_SPLIT_KV": sys.argv[1]})
+running = engine.VllmEngine(models.model_path("tiny-qwen3"), given, 1024)
+try:
+    strict.prove(running, 1024, 512, 8)
+except errors.UsageError as error:
+    print(error)
+sys.stdout.flush()
+os._exit(0)
+"""
+    told = subprocess.run([sys.executable, "-c", script, split], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr[-2000:]
+    assert ("a trial restore in this engine is not bit-identical" in told.stdout) is bool(code)
 
 
 def test_overlapped_engines_share_a_gpus_memory(gpu_build):
     given = params(overlap_starts=True, engine_args={"gpu_memory_utilization": 0.6})
-    assert engine_args(given, 99)["gpu_memory_utilization"] == pytest.approx(0.2)
-    assert "gpu_memory_utilization" not in engine_args(params(), 99)
+    assert engine_args(given, 99, 128)["gpu_memory_utilization"] == pytest.approx(0.2)
+    assert "gpu_memory_utilization" not in engine_args(params(), 99, 128)
 
 
 def test_what_one_run_compiles_the_next_finds(gpu_build):

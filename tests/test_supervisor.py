@@ -121,8 +121,7 @@ def test_a_worker_that_takes_too_long_is_killed_and_incomplete(child):
 
 
 def test_a_dump_that_is_not_there_yet_or_no_longer_is_no_progress(tmp_path):
-    with supervisor.tqdm(disable=True) as bar:
-        assert supervisor._trained(bar, tmp_path) is False
+    assert supervisor.trained_chunks(tmp_path) == 0
 
 
 def test_earlier_runs_are_kept_aside(tmp_path, capsys):
@@ -183,20 +182,19 @@ def test_the_cpu_build_has_no_device_to_wait_for():
 
 @pytest.fixture
 def waiting(tmp_path):
-    """Two real workers of overlapped runs behind their gates, killed and restored; (parameters, pids)."""
+    """Two real workloads of overlapped runs, killed and restored, the second behind the first; (parameters, pids)."""
     given = params(model="tiny-qwen3", overlap_starts=True, runs=str(tmp_path / "runs"), cut_tokens={"1/0/0#1": 1})
     prepare(given)
-    others = {phase: supervisor.start_worker(phase, given) for phase in ("killed", "restored")}
-    supervisor._waiting.update({given.folder / phase: child for phase, child in others.items()})
-    yield given, {phase: child._process.pid for phase, child in others.items()}
-    supervisor.end_waiting()
+    killed = supervisor._begun[given.folder / "killed"] = supervisor.Workload("killed", given)
+    restored = supervisor._begun[given.folder / "restored"] = supervisor.Workload("restored", given, after=killed)
+    yield given, {"killed": killed._worker._process.pid, "restored": restored._worker._process.pid}
+    supervisor.end_begun()
 
 
 def test_of_three_workers_the_kill_takes_its_own_group_only(waiting):
     given, pids = waiting
     run_phase("killed", given)
     assert not psutil.pid_exists(pids["killed"]) and psutil.Process(pids["restored"]).status() != psutil.STATUS_ZOMBIE
-    assert not (given.folder / "restored" / "journal.jsonl").exists()
 
 
 def test_a_worker_that_dies_at_its_gate_is_told_and_no_other_is_left(waiting):
@@ -207,7 +205,15 @@ def test_a_worker_that_dies_at_its_gate_is_told_and_no_other_is_left(waiting):
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
 
 
-def test_the_set_up_cell_run_again_ends_what_still_waits(waiting):
+def test_a_killed_run_that_fails_ends_the_restored_one_with_its_reason(waiting):
+    given, pids = waiting
+    os.kill(pids["killed"], signal.SIGTERM)
+    with pytest.raises(IncompleteError, match="killed: the worker was killed by signal 15"):
+        run_phase("restored", given)
+    assert not any(psutil.pid_exists(pid) for pid in pids.values())
+
+
+def test_the_set_up_cell_run_again_ends_what_has_begun(waiting):
     given, pids = waiting
     prepare(given)
     assert not any(psutil.pid_exists(pid) for pid in pids.values())

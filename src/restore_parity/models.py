@@ -58,6 +58,13 @@ def _cached(model: str) -> Path:
     return platformdirs.user_cache_path("restore-parity") / f"{model}-v2"
 
 
+def head_size(folder: Path) -> int:
+    """Elements of one attention head of a checkpoint; 0 where its config.json does not say."""
+    config = json.loads((folder / "config.json").read_text())
+    whole, heads = config.get("hidden_size", 0), config.get("num_attention_heads") or 1
+    return config.get("head_dim") or whole // heads
+
+
 def weights_sha256(folder: Path) -> str:
     """SHA-256 over a checkpoint's safetensors files in the order of their names."""
     files = sorted(folder.glob("*.safetensors"))

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,18 +21,20 @@ from .engine import CPU_BUILD, check_engine, engine_version
 from .errors import IncompleteError, UsageError
 from .journal import Journal, JournalError
 from .params import Params
-from .saved import Exit, read_info, write_info
+from .saved import Exit, RunInfo, read_info, write_info
 
 PHASES = ("uninterrupted", "killed", "restored")
 GATE = "gate"  # in a run's folder; its worker generates once the file is there
 POLL_S = 0.02
+FILE_S = 0.01  # between a child's looks for a file
+SHOW_S = 0.1  # between two looks at a workload to show
 BAR_S = 2.0  # between two looks of a progress bar
 GONE_S = 60.0  # how long a killed group may take to leave the process table
 MEMORY_S = 60.0  # and how long a device may take to give its memory back
 MEMORY_SLACK_MIB = 256
 SHARED_MEMORY = Path("/dev/shm")
 
-_waiting: dict[Path, "Child"] = {}  # by folder: workers whose engines start, or wait, while an earlier workload runs
+_begun: dict[Path, "Workload"] = {}  # by folder; those whose phase has not been waited for
 
 
 def prepare(params: Params) -> None:
@@ -39,7 +42,7 @@ def prepare(params: Params) -> None:
     if params.reuse:
         return
     check_engine(params)
-    end_waiting()  # of an earlier run of the cells that did not get to its end
+    end_begun()  # of an earlier run of the cells that did not get to its end
     if any((params.folder / phase).exists() for phase in PHASES):
         aside = params.folder.with_name(f"{params.folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         params.folder.rename(aside)
@@ -50,43 +53,125 @@ def prepare(params: Params) -> None:
 def run_phase(phase: str, params: Params) -> None:
     """Run one workload to its end (or its kill), or take the saved one when `reuse` is set.
 
-    Raises UsageError when the saved run is of other parameters, IncompleteError when the run did not come about.
+    With overlapped starts the first phase begins all three. Raises UsageError when the saved run is of other parameters,
+    IncompleteError when the run, or one beside it, did not come about.
     """
     folder = params.folder / phase
     if params.reuse:
         print(f"{phase}: saved run of {check_saved(folder, params)}")
         return
     try:
-        _run(phase, params, folder)
+        if not params.overlap_starts:
+            _begun[folder] = Workload(phase, params)
+        elif phase == PHASES[0]:
+            for each in PHASES:
+                killed = _begun.get(params.folder / "killed") if each == "restored" else None
+                _begun[params.folder / each] = Workload(each, params, after=killed)
+        _begun[folder].show()
+        _begun.pop(folder)
     except BaseException:  # an interrupt too: a worker that waits at its gate holds an engine
-        end_waiting()
+        end_begun()
         raise
 
 
-def _run(phase: str, params: Params, folder: Path) -> None:
-    """Start the workload's worker, all three with the first where starts overlap; open its gate, watch it, train."""
-    free = free_memory() if phase == "killed" and not params.overlap_starts else []
-    for each in PHASES if params.overlap_starts and phase == PHASES[0] else (phase,):
-        if params.folder / each not in _waiting:
-            _waiting[params.folder / each] = start_worker(each, params)
-    (folder / GATE).touch()
-    worker = _waiting.pop(folder)
-    journal = Journal(folder / "journal.jsonl")
-    with tqdm(desc=f"{phase}: starting the engine", unit=" tokens", file=sys.stdout, mininterval=BAR_S) as bar:
-        ended = worker.watch(lambda: _progress(bar, journal, phase, params), params.timeout_s)
-    info = read_info(folder)
-    if phase == "killed":
+class Workload:
+    """A workload's worker and trainer, watched in a thread of their own; its gate opens when `after` has ended."""
+
+    def __init__(self, phase: str, params: Params, after: "Workload | None" = None):
+        self._phase, self._params, self._folder = phase, params, params.folder / phase
+        self._free = free_memory() if phase == "killed" and not params.overlap_starts else []
+        self._worker, self._trainer = start_worker(phase, params), None
+        if params.overlap_starts and phase != "killed":
+            self._trainer = Child("trainer", self._folder)  # its imports take as long as an engine's
+        self._journal, self._generated = Journal(self._folder / "journal.jsonl"), threading.Event()
+        self._after, self._done = after, Future()
+        threading.Thread(target=self._settle, daemon=True).start()
+
+    def show(self) -> None:
+        """Show its progress until it has ended. Raises what ended it, or another one begun, too early."""
+        start, unit = f"{self._phase}: starting the engine", " tokens"
+        with tqdm(desc=start, unit=unit, file=sys.stdout, mininterval=BAR_S) as bar:
+            while not self._generated.wait(SHOW_S) and not self._over():
+                if self._journal.calls and not bar.n:
+                    bar.set_description_str(f"{self._phase}: generate", refresh=False)
+                bar.update(self._journal.tokens - bar.n)
+            bar.update(self._journal.tokens - bar.n)
+        if self._phase != "killed":
+            chunks = self._params.steps * -(
+                -len(self._params.row_keys()) // self._params.steps // self._params.micro_batch_rows
+            )
+            with tqdm(
+                desc=f"{self._phase}: train", unit=" chunks", total=chunks, file=sys.stdout, mininterval=BAR_S
+            ) as bar:
+                while not self._over():
+                    bar.update(trained_chunks(self._folder) - bar.n)
+                    time.sleep(SHOW_S)
+                bar.update(chunks - bar.n)
+        self._done.result()
+
+    def end(self) -> None:
+        """Kill what it has started, whatever that does, until nothing more can start."""
+        while not self._done.done():
+            for child in filter(None, (self._worker, self._trainer)):
+                child.end()
+            wait([self._done], timeout=POLL_S)
+
+    def _over(self) -> bool:
+        for other in _begun.values():
+            if other._done.done():
+                other._done.result()
+        return self._done.done()
+
+    def _settle(self) -> None:
+        try:
+            self._done.set_result(self._run())
+        except BaseException as error:
+            self._done.set_exception(error)
+
+    def _run(self) -> None:
+        try:
+            while self._after and not self._after._done.done():  # the capture is whole when the killed run is gone
+                self._worker.check()
+                time.sleep(POLL_S)
+            if self._after:
+                self._after._done.result()
+            (self._folder / GATE).touch()
+            ended = self._worker.watch(self._is_due, self._params.timeout_s)
+            self._generated.set()
+            info = read_info(self._folder)
+            if self._phase == "killed":
+                self._record_kill(info, ended)
+                return
+            self._trainer = self._trainer or Child("trainer", self._folder)
+            self._trainer.watch(lambda: False, self._params.timeout_s)
+            write_info(self._folder, msgspec.structs.replace(info, exit=ended, trained=time.time()))
+        finally:
+            for child in filter(None, (self._worker, self._trainer)):
+                child.end()
+
+    def _record_kill(self, info: RunInfo, ended: Exit) -> None:
         if ended.signal != signal.SIGKILL or not ended.open_calls:
-            raise IncompleteError(f"killed: the worker ended by itself, before {_plan(params)}")
-        back = wait_for_memory(free) if free else None
+            raise IncompleteError(f"killed: the worker ended by itself, before {_plan(self._params)}")
+        back = wait_for_memory(self._free) if self._free else None
         ended = msgspec.structs.replace(ended, memory_back_s=back)
-        write_info(folder, msgspec.structs.replace(info, exit=ended))
-        return
-    chunks = params.steps * -(-len(params.row_keys()) // params.steps // params.micro_batch_rows)
-    with tqdm(desc=f"{phase}: train", unit=" chunks", total=chunks, file=sys.stdout, mininterval=BAR_S) as bar:
-        Child("trainer", folder).watch(lambda: _trained(bar, folder), params.timeout_s)
-        bar.update(chunks - bar.n)
-    write_info(folder, msgspec.structs.replace(info, exit=ended, trained=time.time()))
+        write_info(self._folder, msgspec.structs.replace(info, exit=ended))
+
+    def _is_due(self) -> bool:
+        """Take in the journal; True when the killed run is to be killed now."""
+        self._journal.poll()
+        if self._phase != "killed":
+            return False
+        params = self._params
+        if not params.cut_tokens:
+            return self._journal.tokens >= params.kill_after_tokens
+        calls = {call.name: call for call in self._journal.calls.values()}
+        for name in params.cut_tokens:
+            if name in calls and not calls[name].is_open:
+                raise IncompleteError(
+                    f"killed: the call of cut {name} ended ({calls[name].finish_reason}) after {len(calls[name].ids)} "
+                    f"tokens, before its planned {params.planned_tokens(name)}; plan it earlier in cut_tokens"
+                )
+        return all(name in calls and len(calls[name].ids) == params.planned_tokens(name) for name in params.cut_tokens)
 
 
 def start_worker(phase: str, params: Params) -> "Child":
@@ -102,10 +187,17 @@ def start_worker(phase: str, params: Params) -> "Child":
     return Child("worker", folder)
 
 
-def end_waiting() -> None:
-    """Kill every worker that still waits at its gate."""
-    while _waiting:
-        _waiting.popitem()[1].end()
+def end_begun() -> None:
+    """Kill every workload that has begun and not been waited for."""
+    for workload in _begun.values():
+        workload.end()
+    _begun.clear()
+
+
+def wait_for(file: Path) -> None:
+    """In a child: wait until another process has put the file there."""
+    while not file.exists():
+        time.sleep(FILE_S)
 
 
 def free_memory() -> list[int]:
@@ -162,30 +254,11 @@ def _plan(params: Params) -> str:
     return f"kill_after_tokens = {params.kill_after_tokens} was reached"
 
 
-def _progress(bar: tqdm, journal: Journal, phase: str, params: Params) -> bool:
-    """Take in the journal, show its tokens; True when the killed run is to be killed now."""
-    journal.poll()
-    if journal.calls and not bar.n:
-        bar.set_description_str(f"{phase}: generate", refresh=False)
-    bar.update(journal.tokens - bar.n)
-    if phase != "killed":
-        return False
-    if not params.cut_tokens:
-        return journal.tokens >= params.kill_after_tokens
-    calls = {call.name: call for call in journal.calls.values()}
-    for name in params.cut_tokens:
-        if name in calls and not calls[name].is_open:
-            raise IncompleteError(
-                f"killed: the call of cut {name} ended ({calls[name].finish_reason}) after {len(calls[name].ids)} "
-                f"tokens, before its planned {params.planned_tokens(name)}; plan it earlier in cut_tokens"
-            )
-    return all(name in calls and len(calls[name].ids) == params.planned_tokens(name) for name in params.cut_tokens)
-
-
-def _trained(bar: tqdm, folder: Path) -> bool:
+def trained_chunks(folder: Path) -> int:
+    """Chunks in the dump of a trainer that is at work."""
     with suppress(FileNotFoundError):  # not begun, or just renamed: it may go between any two looks
-        bar.update((folder / "training.jsonl.partial").read_bytes().count(b"\n") - bar.n)
-    return False
+        return (folder / "training.jsonl.partial").read_bytes().count(b"\n")
+    return 0
 
 
 class Child:
@@ -215,8 +288,6 @@ class Child:
             while self._process.poll() is None:
                 if due():
                     return self._kill()
-                for other in _waiting.values():
-                    other.check()
                 if time.monotonic() > late:
                     raise IncompleteError(
                         f"{self._name}: took longer than timeout_s = {timeout_s}; last lines:\n{self._tail()}"

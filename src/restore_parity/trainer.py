@@ -1,7 +1,7 @@
 """The trainer: one GRPO step a train step, in torch, and the dump of what it trained on.
 
-`python -m restore_parity.trainer FOLDER`, started by the supervisor. Reads rollouts.jsonl and run.json, writes
-training.jsonl (under another name until it is whole).
+`python -m restore_parity.trainer FOLDER`, started by the supervisor, with overlapped starts while the engine still starts.
+Reads run.json and rollouts.jsonl once they are there, writes training.jsonl (under another name until it is whole).
 """
 
 import math
@@ -21,7 +21,7 @@ from .models import model_path
 from .params import Params
 from .records import Row, TopTwo
 from .saved import read_info
-from .supervisor import end_with_parent
+from .supervisor import end_with_parent, wait_for
 
 
 class Batch(msgspec.Struct):
@@ -160,6 +160,7 @@ def recompute_layers(model) -> None:
 
 
 def main(folder: Path) -> None:
+    wait_for(folder / "run.json")
     info = read_info(folder)
     params = Params.model_validate(info.params)
     make_deterministic(info.setup["device"], params.seed)
@@ -168,6 +169,7 @@ def main(folder: Path) -> None:
     if info.setup["device"] != "cpu":
         recompute_layers(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate)
+    wait_for(folder / "rollouts.jsonl")
     partial = folder / "training.jsonl.partial"
     with (folder / "rollouts.jsonl").open("rb") as stream, partial.open("wb") as out:
         lines = map(msgspec.json.Decoder(Line).decode, stream)  # in the order of their train steps

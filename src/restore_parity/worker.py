@@ -15,17 +15,16 @@ from pathlib import Path
 
 import msgspec
 
-from .engine import VllmEngine, check_engine, engine_args, engine_env, engine_version
+from .engine import VllmEngine, check_engine, engine_env, engine_version
 from .errors import UsageError
 from .journal import Journal, JsonlWriter
 from .models import model_path, weights_sha256
 from .params import ROOT, Params
 from .rollouts import Generation
 from .saved import RunInfo, write_info
-from .supervisor import end_with_parent
+from .supervisor import end_with_parent, wait_for
 from .workload import Codec, tasks
 
-GATE_S = 0.01  # between two looks at a gate
 SPARE_TOKENS = 256  # room for the tool result and what a chat template adds
 
 
@@ -53,8 +52,8 @@ def main(folder: Path) -> None:
         longest = max(map(len, prompts)) + params.tool_limit_tokens + max(params.closing_limit_tokens) + SPARE_TOKENS
         engine = VllmEngine(model, params, longest)
     built = time.time()
-    while order.gate and not Path(order.gate).exists():
-        time.sleep(GATE_S)
+    if order.gate:
+        wait_for(Path(order.gate))
     run_id = f"{order.phase[0]}{uuid.uuid4().hex[:8]}"
     info = RunInfo(
         phase=order.phase,
@@ -65,7 +64,7 @@ def main(folder: Path) -> None:
             "model": params.model,
             "weights_sha256": weights.result(),
             "engine": "{}=={}".format(*engine_version()),
-            "engine_args": engine_args(params, longest),
+            "engine_args": engine.args,
             "engine_env": engine_env(params),
             "effective": engine.effective,
             "strict": params.strict,
@@ -91,10 +90,12 @@ def main(folder: Path) -> None:
     rollouts = generation.run(todo, prompts)
     for writer in filter(None, (journal, restores)):
         writer.close()
-    with (folder / "rollouts.jsonl").open("wb") as out:
+    partial = folder / "rollouts.jsonl.partial"
+    with partial.open("wb") as out:
         for rollout in rollouts:
             line = {"train_step": rollout.task.key.train_step, "row": generation.row(rollout)}
             out.write(msgspec.json.encode(line) + b"\n")
+    partial.rename(folder / "rollouts.jsonl")
 
 
 def device_name(kind: str) -> str:
