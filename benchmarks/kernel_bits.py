@@ -2,7 +2,7 @@
 
     python benchmarks/kernel_bits.py
 
-Rows are computed one by one and then among n, by each operation of a step, and counted where equal to the last bit;
+Rows are computed one by one and then in steps of n, by each operation of a step, and counted where equal to the last bit;
 attention at a query of one token, as decode runs it, and as the last of 40, as prefill does.
 """
 
@@ -35,10 +35,13 @@ def main() -> None:
         return out
 
     def told(operation) -> list[str]:
-        """The first 64 rows computed one by one, and as the first rows of n."""
-        alone = torch.cat([operation(whole[n : n + 1], slice(n, n + 1)) for n in range(64)])
-        rows = [(n, operation(whole[:n], slice(0, n))[:64]) for n in SIZES]
-        return [f"{int((alone[:n] == made).all(-1).sum())} of {min(n, 64)}" for n, made in rows]
+        """All rows in steps of n tokens against all rows one by one."""
+
+        def in_steps(n: int) -> torch.Tensor:
+            return torch.cat([operation(whole[p : p + n], slice(p, p + n)) for p in range(0, len(whole), n)])
+
+        alone = in_steps(1)
+        return [f"{int((alone == in_steps(n)).all(-1).sum()):,}" for n in SIZES]
 
     plain = told(lambda x, at: torch.nn.functional.linear(x, matrix))  # before anything is overridden
     invariant.init_batch_invariance()
@@ -53,7 +56,7 @@ def main() -> None:
     own, vllms = kernels_of(invariant)
     tried["strict's product"] = told(lambda x, at: own.matmul(x, matrix.t()))
     tried["strict's norm with a residual"] = told(lambda x, at: own.rms_norm(x, weight, residual=residual[at].clone())[0])
-    print(f"| rows equal, of n | {' | '.join(map(str, SIZES))} |\n| -- |{' -- |' * len(SIZES)}")
+    print(f"| rows of {len(whole):,} equal, in steps of | {' | '.join(map(str, SIZES))} |\n| -- |{' -- |' * len(SIZES)}")
     for name, cells in tried.items():
         print(f"| {name} | {' | '.join(cells)} |")
     same = torch.equal(own.matmul(whole, matrix.t()), vllms(whole, matrix.t()))
