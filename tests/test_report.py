@@ -94,6 +94,13 @@ def test_the_report_is_whole(tiny):
     assert (tiny / "summary.md").read_text().startswith("## PASS: 8 rows")
 
 
+def test_the_first_line_says_that_the_weights_are_random_and_the_page_which_code_ran(tiny):
+    page = (tiny / "report.html").read_text()
+    revision = json.loads((tiny / "restored" / "run.json").read_text())["git_revision"]
+    assert "a model of half a million seeded random weights" in page.split("<h1")[1].split("</h1>")[0]
+    assert not revision or page.count(revision) >= 4
+
+
 def test_the_report_loads_nothing_from_elsewhere(tiny):
     page = (tiny / "report.html").read_text()
     assert 'src="http' not in page and '<link rel="style' not in page and "<script" not in page and "@import" not in page

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from .engine import VllmEngine, engine_version
+from .engine import VllmEngine, compile_caches, engine_version
 from .journal import Call
 from .models import model_path, weights_sha256
 from .params import Params
@@ -78,8 +78,8 @@ def main(folder: Path) -> None:
     order = msgspec.json.decode((folder / "task.json").read_bytes(), type=Order)
     setup, longest = order.info.setup, max(call.max_tokens for call in order.calls)
     # `forced` is written for vLLM's V1 model runner; a run that chose a runner itself keeps it
-    os.environ.update({"VLLM_USE_V2_MODEL_RUNNER": "0"} | setup["engine_env"])
     params = Params.model_validate(order.info.params)
+    os.environ.update(compile_caches(params) | {"VLLM_USE_V2_MODEL_RUNNER": "0"} | setup["engine_env"])
     processors = [*params.engine_args.get("logits_processors", []), FORCED]
     params = params.model_copy(update={"engine_args": params.engine_args | {"logits_processors": processors}})
     model = model_path(params.model)

@@ -70,12 +70,15 @@ def engine_env(params: Params) -> dict[str, str]:
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
         # Nothing is compiled in eager mode but a helper of the sampler, which would ask for a C++ compiler on the machine
         env |= {"OMP_NUM_THREADS": str(os.cpu_count()), "TORCH_COMPILE_DISABLE": "1"}
-    else:  # what one run compiles the next finds, beside the runs: a run's own temp folder goes with it
-        cache = params.folder.parent / "compiled"
-        env |= {"VLLM_CACHE_ROOT": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
     if params.strict:
         env |= strict.ENV[build]
     return env | params.engine_env
+
+
+def compile_caches(params: Params) -> dict[str, str]:
+    """More of the environment, which decides no bits: what one run compiles the next finds, in a folder beside the runs."""
+    cache = params.folder.parent / "compiled"
+    return {"VLLM_CACHE_ROOT": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
 
 
 def with_companion(params: Params) -> bool:

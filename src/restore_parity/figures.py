@@ -24,7 +24,8 @@ KINDS = {
 }
 STAGES = {
     "start": ("engine starts", "#DDDDDD", "xx"),
-    "engine ready": ("first step", "#CC79A7", "//"),
+    "engine ready": ("waits", "#F0F0F0", "..."),
+    "gate open": ("first step", "#CC79A7", "//"),
     "first token": ("generates", "#0072B2", ""),
     "last token": ("trains", "#E69F00", "\\\\"),
 }
@@ -50,7 +51,7 @@ def plot_timeline(loaded: tuple[Run, ...]) -> None:
     first = min((steps["start"] for steps in told.values()), default=0.0)
     figure, axes = canvas(2.4)
     for height, steps in enumerate(told.values()):
-        end = steps.get("killed", steps.get("trained", steps.get("last token", steps["engine ready"])))
+        end = steps.get("killed", steps.get("trained", steps.get("last token", steps["gate open"])))
         begun = [stage for stage in STAGES if stage in steps and steps[stage] < end]
         for stage, stop in zip(begun, [*(steps[stage] for stage in begun), end][1:], strict=True):
             _, colour, hatch = STAGES[stage]
@@ -67,7 +68,7 @@ def plot_timeline(loaded: tuple[Run, ...]) -> None:
         Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name) for name, colour, hatch in STAGES.values()
     ]
     handles += [pyplot.Line2D([], [], color="k", marker=m, ls="", label=n) for n, m in (("killed", "X"), ("restored", "^"))]
-    axes.legend(handles=handles, ncols=6, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False)
+    axes.legend(handles=handles, ncols=7, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False, columnspacing=1.2)
     spans = [
         f"{run}: " + ", ".join(f"{name} at {at - first:.1f}" for name, at in steps.items()) for run, steps in told.items()
     ]

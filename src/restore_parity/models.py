@@ -303,3 +303,7 @@ def _save_tokenizer(folder: Path, tokens: list, merges: list, special: list, cha
 
 
 MAKERS = {"smollm2-135m": _make_smollm2, "tiny-qwen3": _make_tiny_qwen3, "qwen3-1.7b-random": _make_random_qwen3}
+RANDOM_WEIGHTS = {
+    "tiny-qwen3": "half a million seeded random weights",
+    "qwen3-1.7b-random": "Qwen3-1.7B's shape with seeded random weights",
+}

@@ -10,6 +10,7 @@ from nbconvert import HTMLExporter
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
 from .messages import printable
+from .models import RANDOM_WEIGHTS
 from .results import problems_of
 from .tables import anchor
 
@@ -32,7 +33,12 @@ def write_html(executed: Path, page: Path, told: dict[str, Any]) -> None:
 
 
 def claim(told: dict[str, Any]) -> str:
-    """What the verdict says, in words."""
+    """What the verdict says, in words, and where the model's weights are no trained ones."""
+    weights = RANDOM_WEIGHTS.get(told["provenance"]["params"]["model"])
+    return parity(told) + (f"; of a model of {weights}" if weights else "")
+
+
+def parity(told: dict[str, Any]) -> str:
     if told["verdict"] == "INCOMPLETE":
         return "the experiment did not come about, so nothing is said of parity"
     if told["verdict"] == "FAIL":
@@ -78,9 +84,9 @@ def facts(told: dict[str, Any]) -> list[tuple[str, str]]:
     shown += [("model", f"{setup.get('model', provenance['params']['model'])}, {provenance['params']['dtype']}")]
     ran = ("engine", setup.get("engine")), ("device", baseline.get("device"))
     shown += [(name, value) for name, value in ran if value]
-    shown += [("versions", ", ".join(f"{name} {number}" for name, number in provenance["versions"].items()))]
+    shown += [("judged with", ", ".join(f"{name} {number}" for name, number in provenance["versions"].items()))]
     if baseline:
-        shown += [("git revision", (baseline.get("git_revision") or "none")[:12])]
+        shown += [("git revision", baseline.get("git_revision") or "none")]
         made = "saved ones, judged again" if provenance["params"]["reuse"] else "made for this report"
         shown += [("runs", made), ("runs started", time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(baseline["start"])))]
     return shown

@@ -61,19 +61,23 @@ def runs(loaded: tuple[Run, ...]) -> HTML:
             "device": info.device,
             "ended by": f"signal {info.exit.signal}" if info.exit.signal else f"exit code {info.exit.code}",
             "calls open then": len(info.exit.open_calls),
-            "git revision": (info.git_revision or "none")[:12],
+            "git revision": info.git_revision or "none",
         }
         for name, info in infos
     )
 
 
 def times(loaded: tuple[Run, ...]) -> dict[str, dict[str, float]]:
-    """When each run started, had its engine ready, its first and last token, was killed or trained; epoch seconds."""
+    """When each run started, had its engine ready, its gate open, its first and last token, was killed or trained.
+
+    Epoch seconds.
+    """
     told = {}
     for run in loaded:
         if run.info is None or run.info.exit is None:
             continue
-        steps = {"start": run.info.start, "engine ready": run.info.ready, **moments(run.folder / "journal.jsonl")}
+        steps = {"start": run.info.start, "engine ready": run.info.built or run.info.ready, "gate open": run.info.ready}
+        steps |= moments(run.folder / "journal.jsonl")
         if run.info.exit.signal:
             steps["killed"] = run.info.exit.time
         told[run.name] = steps | ({"trained": run.info.trained} if run.info.trained else {})
@@ -84,7 +88,7 @@ def timeline(loaded: tuple[Run, ...]) -> HTML:
     """The same in seconds from the first start."""
     told = times(loaded)
     first = min((steps["start"] for steps in told.values()), default=0.0)
-    names = ("start", "engine ready", "restored", "first token", "last token", "killed", "trained")
+    names = ("start", "engine ready", "gate open", "restored", "first token", "last token", "killed", "trained")
     return table(
         {"run": run} | {f"{name}, s": round(steps[name] - first, 2) if name in steps else None for name in names}
         for run, steps in told.items()

@@ -11,11 +11,12 @@ import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
-from .engine import VllmEngine, check_engine, engine_env, engine_version
+from .engine import VllmEngine, check_engine, compile_caches, engine_env, engine_version
 from .errors import UsageError
 from .journal import Journal, JsonlWriter
 from .models import model_path, weights_sha256
@@ -41,7 +42,7 @@ def main(folder: Path) -> None:
     started = time.time()
     order = msgspec.json.decode((folder / "task.json").read_bytes(), type=Order)
     params = Params.model_validate(order.params)
-    os.environ.update(engine_env(params))
+    os.environ.update(compile_caches(params) | engine_env(params))
     check_engine(params)
     model = model_path(params.model)
     with ThreadPoolExecutor(1) as beside:  # gigabytes of weights take seconds to hash
@@ -64,6 +65,7 @@ def main(folder: Path) -> None:
             "model": params.model,
             "weights_sha256": weights.result(),
             "engine": "{}=={}".format(*engine_version()),
+            "torch": version("torch"),
             "engine_args": engine.args,
             "engine_env": engine_env(params),
             "effective": engine.effective,
@@ -107,7 +109,7 @@ def device_name(kind: str) -> str:
 
 def git_revision() -> str | None:
     """The checkout's commit, with `+changes` behind it where files differ from it."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--dirty=+changes"]
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty=+changes"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
