@@ -91,7 +91,13 @@ def test_temp_files_of_the_group_are_removed(child, tmp_path):
     """
     child(code).watch(ready(tmp_path / "killed"))
     left = Path((tmp_path / "killed" / "temp").read_text())
-    assert not left.exists() and not (tmp_path / "killed" / "tmp").exists()
+    assert not left.exists() and [path.name for path in (tmp_path / "killed").iterdir() if path.is_dir()] == []
+
+
+def test_a_worker_that_ends_leaves_its_trainers_temp_files_alone(child, tmp_path):
+    (tmp_path / "killed" / "trainer.tmp").mkdir()
+    child(READY).watch(ready(tmp_path / "killed"))
+    assert (tmp_path / "killed" / "trainer.tmp").is_dir()
 
 
 def test_a_worker_that_dies_by_itself_is_incomplete_with_its_last_lines(child):
@@ -216,4 +222,20 @@ def test_a_killed_run_that_fails_ends_the_restored_one_with_its_reason(waiting):
 def test_the_set_up_cell_run_again_ends_what_has_begun(waiting):
     given, pids = waiting
     prepare(given)
+    assert not any(psutil.pid_exists(pid) for pid in pids.values())
+
+
+def test_an_interrupted_cell_leaves_nothing_of_what_has_begun(waiting):
+    given, pids = waiting
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_phase("killed", given)
+    finally:
+        signal.signal(signal.SIGALRM, before)
     assert not any(psutil.pid_exists(pid) for pid in pids.values())

@@ -97,15 +97,12 @@ class Workload:
                 bar.update(self._journal.tokens - bar.n)
             bar.update(self._journal.tokens - bar.n)
         if self._phase != "killed":
-            chunks = self._params.steps * -(
-                -len(self._params.row_keys()) // self._params.steps // self._params.micro_batch_rows
-            )
-            with tqdm(
-                desc=f"{self._phase}: train", unit=" chunks", total=chunks, file=sys.stdout, mininterval=BAR_S
-            ) as bar:
+            params, name = self._params, f"{self._phase}: train"
+            chunks = params.steps * -(-len(params.row_keys()) // params.steps // params.micro_batch_rows)
+            with tqdm(desc=name, unit=" chunks", total=chunks, file=sys.stdout, mininterval=BAR_S) as bar:
                 while not self._over():
                     bar.update(trained_chunks(self._folder) - bar.n)
-                    time.sleep(SHOW_S)
+                    wait([self._done], timeout=BAR_S / 2)
                 bar.update(chunks - bar.n)
         self._done.result()
 
@@ -266,7 +263,7 @@ class Child:
 
     def __init__(self, module: str, folder: Path):
         self._folder, self._log, self._name = folder, folder / f"{module}.log", f"{folder.name}: the {module}"
-        self._scratch = folder / "tmp"  # vLLM leaves files in its temp folder when killed; this one goes with it
+        self._scratch = folder / f"{module}.tmp"  # vLLM leaves files in its temp folder when killed; this one goes with it
         self._scratch.mkdir(exist_ok=True)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
