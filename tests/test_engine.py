@@ -31,6 +31,17 @@ def test_strict_on_a_gpu_is_batch_invariance_known_kernels_and_no_prefix_cache(g
     assert args["worker_extension_cls"] == strict.KERNELS and "attention_backend" not in args
 
 
+def test_a_local_part_of_a_version_is_the_same_code(gpu_build, monkeypatch):
+    monkeypatch.setattr(engine, "version", lambda name: "0.26.0+cu129")
+    assert engine_args(params(strict=True), 99, 128)["max_num_batched_tokens"] == 2048
+
+
+@pytest.mark.parametrize("chunk", [None, "2048", 0])
+def test_a_step_size_that_is_no_number_is_refused(gpu_build, chunk):
+    with pytest.raises(UsageError, match="max_num_batched_tokens"):
+        check_engine(params(strict=True, engine_args={"max_num_batched_tokens": chunk}))
+
+
 def test_a_version_whose_kernels_are_not_known_keeps_to_small_steps(gpu_build, monkeypatch):
     monkeypatch.setattr(engine, "version", lambda name: "0.27.0")
     args = engine_args(params(strict=True), 99, 128)
@@ -40,12 +51,28 @@ def test_a_version_whose_kernels_are_not_known_keeps_to_small_steps(gpu_build, m
         check_engine(params(strict=True, engine_args={"max_num_batched_tokens": 256}))
 
 
-def test_small_heads_get_the_attention_that_holds_and_are_refused_the_other(gpu_build):
+def test_small_heads_get_the_attention_that_holds(gpu_build):
     assert engine_args(params(strict=True), 99, 64)["attention_backend"] == "TRITON_ATTN"
-    flash = {"engine_args": {"attention_backend": "FLASH_ATTN"}}
-    assert engine_args(params(strict=True, **flash), 99, 128)["attention_backend"] == "FLASH_ATTN"
-    with pytest.raises(UsageError, match="FLASH_ATTN with strict and heads of 64"):
-        engine_args(params(strict=True, **flash), 99, 64)
+    assert "attention_backend" not in engine_args(params(strict=True), 99, 0)
+    config = {"attention_config": {"backend": "triton_attn"}}
+    assert "attention_backend" not in engine_args(params(strict=True, engine_args=config), 99, 64)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"attention_backend": "FLASH_ATTN"},
+        {"attention_backend": "flash_attn"},
+        {"attention_backend": None},
+        {"attention_config": {"backend": "FLASH_ATTN"}},
+        {"attention_config": {"backend": "TRITON_ATTN", "backend_per_kind": {"full": "FLASH_ATTN"}}},
+    ],
+    ids=str,
+)
+def test_small_heads_are_refused_any_other_attention_however_it_is_written(gpu_build, given):
+    engine_args(params(strict=True, engine_args=given), 99, 128)
+    with pytest.raises(UsageError, match="strict and heads of 64"):
+        engine_args(params(strict=True, engine_args=given), 99, 64)
 
 
 @pytest.mark.parametrize(
@@ -80,51 +107,58 @@ def test_data_parallel_ranks_are_refused_for_they_would_wait_forever():
 @pytest.mark.parametrize(
     ("running", "told"),
     [
-        ({"strict_kernels": False}, "max_num_batched_tokens = 2048"),
+        ({"worker_extension_cls": ""}, "max_num_batched_tokens = 2048"),
         ({"enable_prefix_caching": True}, "enable_prefix_caching = True"),
         ({"batch_invariant": False}, "batch_invariant = False"),
     ],
 )
 def test_an_engine_that_does_not_run_as_strict_asks_is_refused(running, told):
     right = {"max_num_batched_tokens": 2048, "enable_prefix_caching": False, "batch_invariant": True}
-    right["strict_kernels"] = True
+    right["worker_extension_cls"] = strict.KERNELS
     strict.verify(right, "vllm")
     with pytest.raises(UsageError, match=told):
         strict.verify(right | running, "vllm")
 
 
 class Trial:
-    """An engine of made-up numbers: token n has log-probability -n, moved by `noise` in the restored call."""
+    """An engine of made-up numbers: token n has log-probability -n, by `noise` less in the longest call's restored half."""
 
     def __init__(self, noise: float):
-        self.noise, self.open, self.steps = noise, {}, []
+        self.noise, self.open, self.asked = noise, {}, []
 
     def add(self, call_id, prompt_ids, max_tokens, **sampling):
         self.open[call_id] = (len(prompt_ids), max_tokens)
+        self.asked.append((len(prompt_ids), max_tokens))
 
     def busy(self):
         return bool(self.open)
 
     def step(self):
-        self.steps.append(sum(length for length, _ in self.open.values()))
         made = []
         for call_id, (length, left) in self.open.items():
             ids = list(range(length, length + left))
-            shift = self.noise if call_id == "trial-restored" else 0.0
+            shift = self.noise if call_id == "trial-0" and left < strict.TRIAL_TOKENS else 0.0
             made.append(engine.Output(call_id, ids, [-n - shift for n in ids], [], "length"))
         self.open = {}
         return made
 
 
-def test_a_trial_restore_is_made_in_a_full_step():
+def test_a_trial_restores_calls_up_to_the_longest_in_steps_full_of_them():
     trial = Trial(0.0)
-    strict.prove(trial, longest_tokens=600, chunk_tokens=2048, seqs=24)
-    assert trial.steps[1] > 1024
+    strict.prove(trial, longest_tokens=3000, chunk_tokens=2048, seqs=24)
+    whole, restored = trial.asked[:8], trial.asked[8:]
+    assert sum(whole[0]) == sum(restored[0]) == 3000 and len(restored) == 8
+    assert sum(length for length, _ in restored) > 2048
 
 
 def test_an_engine_whose_trial_restore_moves_a_bit_is_refused_with_how_far():
-    with pytest.raises(UsageError, match=r"12 of 12 log-probabilities of equal tokens moved, by up to 0\.25 nats"):
+    with pytest.raises(UsageError, match=r"24 of 192 log-probabilities of equal tokens moved, by up to 0\.25 nats"):
         strict.prove(Trial(0.25), longest_tokens=600, chunk_tokens=2048, seqs=24)
+
+
+def test_an_engine_too_short_for_a_trial_is_refused():
+    with pytest.raises(UsageError, match="max_model_len: 48 leaves no room"):
+        strict.prove(Trial(0.0), longest_tokens=48, chunk_tokens=2048, seqs=24)
 
 
 @pytest.mark.parametrize(("split", "code"), [("0", 0), ("1", 1)], ids=["as strict sets it", "split attention"])

@@ -197,10 +197,40 @@ def waiting(tmp_path):
     supervisor.end_begun()
 
 
-def test_of_three_workers_the_kill_takes_its_own_group_only(waiting):
+def test_of_workers_side_by_side_the_kill_takes_its_own_group_only(waiting):
     given, pids = waiting
     run_phase("killed", given)
     assert not psutil.pid_exists(pids["killed"]) and psutil.Process(pids["restored"]).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("phase", ["killed", "restored"])
+def test_an_overlapped_phase_before_the_first_is_a_mistake(tmp_path, phase):
+    with pytest.raises(UsageError, match=f"{phase}: begins with the uninterrupted run"):
+        run_phase(phase, params(runs=str(tmp_path), overlap_starts=True))
+
+
+def test_a_cell_run_twice_is_a_mistake_and_stops_no_other(waiting):
+    given, pids = waiting
+    run_phase("killed", given)
+    with pytest.raises(UsageError, match="exists"):
+        run_phase("killed", given)
+    assert psutil.Process(pids["restored"]).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_trainer_that_dies_early_is_told_before_generation_ends(waiting):
+    given, _ = waiting
+    os.kill(supervisor._begun[given.folder / "restored"]._trainer._process.pid, signal.SIGKILL)
+    with pytest.raises(IncompleteError, match="restored: the trainer was killed by signal 9"):
+        run_phase("restored", given)
+
+
+def test_a_journal_that_breaks_ends_all_and_says_so(waiting):
+    given, pids = waiting
+    (given.folder / "killed" / "journal.jsonl").write_text("{broken\n")
+    trainer = supervisor._begun[given.folder / "restored"]._trainer._process.pid
+    with pytest.raises(IncompleteError, match="journal"):
+        run_phase("killed", given)
+    assert not any(psutil.pid_exists(pid) for pid in [*pids.values(), trainer])
 
 
 def test_a_worker_that_dies_at_its_gate_is_told_and_no_other_is_left(waiting):

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from .engine import VllmEngine, compile_caches, engine_version
+from .errors import UsageError
 from .journal import Call
 from .models import model_path, weights_sha256
 from .params import Params
@@ -84,7 +85,7 @@ def main(folder: Path) -> None:
     params = params.model_copy(update={"engine_args": params.engine_args | {"logits_processors": processors}})
     model = model_path(params.model)
     # the run's own length, unless its companion would end before both ways have
-    engine = VllmEngine(model, params, max(setup["engine_args"]["max_model_len"], 2 * longest + 2))
+    engine = VllmEngine(model, params, max(setup["engine_args"]["max_model_len"], 2 * longest + 2), tried=False)
     prefill, decode = (_generate(engine, order, {*stop_token_ids(model)}, forced) for forced in (False, True))
     here = {"weights_sha256": weights_sha256(model), "engine": "{}=={}".format(*engine_version()), "device": engine.device}
     changed = [f"{name}: {setup.get(name)} then, {now} now" for name, now in here.items() if setup.get(name) != now]
@@ -131,6 +132,9 @@ def _score(model: Path, before: list[int], ids: list[int], others: list[int]) ->
 
 if __name__ == "__main__":
     end_with_parent()
-    main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    except UsageError as error:
+        sys.exit(f"{error}")
     sys.stdout.flush()
     os._exit(0)  # an engine's own threads may otherwise hold the process for seconds

@@ -78,7 +78,12 @@ def engine_env(params: Params) -> dict[str, str]:
 def compile_caches(params: Params) -> dict[str, str]:
     """More of the environment, which decides no bits: what one run compiles the next finds, in a folder beside the runs."""
     cache = params.folder.parent / "compiled"
-    return {"VLLM_CACHE_ROOT": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+    folders = {
+        "VLLM_CACHE_ROOT": cache,
+        "TORCHINDUCTOR_CACHE_DIR": cache / "inductor",
+        "TRITON_CACHE_DIR": cache / "triton",
+    }
+    return {name: str(folder) for name, folder in folders.items()}
 
 
 def with_companion(params: Params) -> bool:
@@ -112,10 +117,10 @@ class VllmEngine:
     """vLLM's LLMEngine; one process where tensor parallelism is 1. The environment is set before (see engine_env).
 
     `args` are the arguments it was given, `effective` what it made of those that decide bits. Raises UsageError where the
-    engine does not run as `strict` asks, or does and a trial restore is not bit-identical.
+    engine does not run as `strict` asks, or does and, where it is to be `tried`, a trial restore is not bit-identical.
     """
 
-    def __init__(self, folder: Path, params: Params, longest_tokens: int):
+    def __init__(self, folder: Path, params: Params, longest_tokens: int, tried: bool = True):
         from vllm import EngineArgs, LLMEngine, SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -131,11 +136,13 @@ class VllmEngine:
             output_kind=RequestOutputKind.DELTA,
         )
         self.device = str(self._engine.vllm_config.device_config.device_type)
-        self.effective = _effective(self._engine)
+        self.effective = _effective(self._engine.vllm_config)
         self._companion = False
         if params.strict:
             strict.verify(self.effective, engine_version()[0])
-            strict.prove(self, longest_tokens, self.effective["max_num_batched_tokens"], self.effective["max_num_seqs"])
+            if tried:
+                sizes = ("max_model_len", "max_num_batched_tokens", "max_num_seqs")
+                strict.prove(self, *(self.effective[name] for name in sizes))
         self._companion = with_companion(params)
         if self._companion:  # longer than any call, its tokens thrown away
             sampling = self._sampling(max_tokens=longest_tokens - 1, ignore_eos=True)
@@ -152,19 +159,17 @@ class VllmEngine:
         return self._engine.get_num_unfinished_requests() > self._companion
 
 
-def _effective(engine) -> dict[str, Any]:
+def _effective(config) -> dict[str, Any]:
     """What the running engine has made of its arguments and environment, where that decides bits."""
     from vllm import envs
 
-    config = engine.vllm_config
-    extended = config.parallel_config.worker_extension_cls == strict.KERNELS
     return {
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "max_num_seqs": config.scheduler_config.max_num_seqs,
         "enable_prefix_caching": bool(config.cache_config.enable_prefix_caching),
         "batch_invariant": bool(envs.VLLM_BATCH_INVARIANT),
-        "strict_kernels": extended and all(engine.collective_rpc("strict_kernels")),
-        "attention_backend": getattr(config.attention_config.backend, "name", None),
+        "worker_extension_cls": config.parallel_config.worker_extension_cls,
+        "max_model_len": config.model_config.max_model_len,
         "split_kv_on_cpu": bool(envs.VLLM_CPU_ATTN_SPLIT_KV),
         "enforce_eager": bool(config.model_config.enforce_eager),
         "cudagraph_mode": getattr(config.compilation_config.cudagraph_mode, "name", None),

@@ -61,6 +61,7 @@ def _cached(model: str) -> Path:
 def head_size(folder: Path) -> int:
     """Elements of one attention head of a checkpoint; 0 where its config.json does not say."""
     config = json.loads((folder / "config.json").read_text())
+    config = config.get("text_config") or config
     whole, heads = config.get("hidden_size", 0), config.get("num_attention_heads") or 1
     return config.get("head_dim") or whole // heads
 

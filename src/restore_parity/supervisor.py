@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -39,10 +39,10 @@ _begun: dict[Path, "Workload"] = {}  # by folder; those whose phase has not been
 
 def prepare(params: Params) -> None:
     """Make the folder of the runs. Earlier runs there are kept beside it under another name, and told of."""
+    end_begun()  # of an earlier run of the cells that did not get to its end
     if params.reuse:
         return
     check_engine(params)
-    end_begun()  # of an earlier run of the cells that did not get to its end
     if any((params.folder / phase).exists() for phase in PHASES):
         aside = params.folder.with_name(f"{params.folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         params.folder.rename(aside)
@@ -60,15 +60,16 @@ def run_phase(phase: str, params: Params) -> None:
     if params.reuse:
         print(f"{phase}: saved run of {check_saved(folder, params)}")
         return
+    begins = (phase,) if not params.overlap_starts else PHASES if phase == PHASES[0] else ()
+    if folder not in _begun and (folder.exists() or not begins):
+        todo = "run the set-up cell again, which keeps runs aside, and then the cells in their order; or set reuse"
+        raise UsageError(f"{folder} exists" if folder.exists() else f"{phase}: begins with the uninterrupted run", todo)
     try:
-        if not params.overlap_starts:
-            _begun[folder] = Workload(phase, params)
-        elif phase == PHASES[0]:
-            for each in PHASES:
-                killed = _begun.get(params.folder / "killed") if each == "restored" else None
-                _begun[params.folder / each] = Workload(each, params, after=killed)
+        for each in begins:
+            killed = _begun.get(params.folder / "killed") if each == "restored" else None
+            _begun[params.folder / each] = Workload(each, params, after=killed)
         _begun[folder].show()
-        _begun.pop(folder)
+        del _begun[folder]
     except BaseException:  # an interrupt too: a worker that waits at its gate holds an engine
         end_begun()
         raise
@@ -81,8 +82,12 @@ class Workload:
         self._phase, self._params, self._folder = phase, params, params.folder / phase
         self._free = free_memory() if phase == "killed" and not params.overlap_starts else []
         self._worker, self._trainer = start_worker(phase, params), None
-        if params.overlap_starts and phase != "killed":
-            self._trainer = Child("trainer", self._folder)  # its imports take as long as an engine's
+        try:
+            if params.overlap_starts and phase != "killed":
+                self._trainer = Child("trainer", self._folder)  # its imports take as long as an engine's
+        except OSError:
+            self._worker.end()
+            raise
         self._journal, self._generated = Journal(self._folder / "journal.jsonl"), threading.Event()
         self._after, self._done = after, Future()
         threading.Thread(target=self._settle, daemon=True).start()
@@ -143,8 +148,9 @@ class Workload:
             self._trainer.watch(lambda: False, self._params.timeout_s)
             write_info(self._folder, msgspec.structs.replace(info, exit=ended, trained=time.time()))
         finally:
-            for child in filter(None, (self._worker, self._trainer)):
-                child.end()
+            with ExitStack() as both:  # one that does not end keeps no other from its end
+                for child in filter(None, (self._worker, self._trainer)):
+                    both.callback(child.end)
 
     def _record_kill(self, info: RunInfo, ended: Exit) -> None:
         if ended.signal != signal.SIGKILL or not ended.open_calls:
@@ -156,6 +162,8 @@ class Workload:
     def _is_due(self) -> bool:
         """Take in the journal; True when the killed run is to be killed now."""
         self._journal.poll()
+        if self._trainer:
+            self._trainer.check()
         if self._phase != "killed":
             return False
         params = self._params
@@ -172,12 +180,9 @@ class Workload:
 
 
 def start_worker(phase: str, params: Params) -> "Child":
-    """Start a workload's process, which builds its engine and waits for its gate. Raises UsageError where one has run."""
+    """Start a workload's process, which builds its engine and waits for its gate."""
     folder = params.folder / phase
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        raise UsageError(f"{folder} exists", "run the set-up cell again, which keeps it aside, or set reuse") from None
+    folder.mkdir()
     source = str(params.folder / "killed") if phase == "restored" else None
     task = {"phase": phase, "params": params.model_dump(), "source": source, "gate": str(folder / GATE)}
     (folder / "task.json").write_bytes(msgspec.json.encode(task))
@@ -186,9 +191,9 @@ def start_worker(phase: str, params: Params) -> "Child":
 
 def end_begun() -> None:
     """Kill every workload that has begun and not been waited for."""
-    for workload in _begun.values():
-        workload.end()
-    _begun.clear()
+    with ExitStack() as every:
+        while _begun:
+            every.callback(_begun.popitem()[1].end)
 
 
 def wait_for(file: Path) -> None:
@@ -265,6 +270,7 @@ class Child:
         self._folder, self._log, self._name = folder, folder / f"{module}.log", f"{folder.name}: the {module}"
         self._scratch = folder / f"{module}.tmp"  # vLLM leaves files in its temp folder when killed; this one goes with it
         self._scratch.mkdir(exist_ok=True)
+        self._lock, self._ended = threading.Lock(), None
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", f"restore_parity.{module}", str(folder)],
@@ -284,7 +290,7 @@ class Child:
         try:
             while self._process.poll() is None:
                 if due():
-                    return self._kill()
+                    return self._with_open_calls(self.end())
                 if time.monotonic() > late:
                     raise IncompleteError(
                         f"{self._name}: took longer than timeout_s = {timeout_s}; last lines:\n{self._tail()}"
@@ -294,7 +300,7 @@ class Child:
         except JournalError as error:
             raise IncompleteError(str(error)) from None
         finally:
-            self._kill()
+            self.end()
         self.check()
         return Exit(time=time.time(), code=self._process.returncode)
 
@@ -304,9 +310,11 @@ class Child:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             raise IncompleteError(f"{self._name} {how}; its last lines:\n{self._tail()}")
 
-    def end(self) -> None:
-        """Kill it whatever it does; nothing of it survives."""
-        self._kill()
+    def end(self) -> Exit:
+        """Kill it whatever it does; nothing of it survives. Once: its pid may be another's later."""
+        with self._lock:
+            self._ended = self._ended or self._kill()
+            return self._ended
 
     def _kill(self) -> Exit:
         """SIGKILL to the group and to whatever left it; returns when all are gone. Raises IncompleteError with pids."""
@@ -329,14 +337,13 @@ class Child:
             path.unlink(missing_ok=True)
         shutil.rmtree(self._scratch, ignore_errors=True)
         code = self._process.returncode
+        removed = [path.name for path in left]
+        return Exit(killed, signal=-code if code < 0 else None, code=code if code >= 0 else None, removed=removed)
+
+    def _with_open_calls(self, ended: Exit) -> Exit:
+        """The same with what its journal holds now that nothing writes to it."""
         calls = Journal(self._folder / "journal.jsonl").poll().open_calls()
-        return Exit(
-            time=killed,
-            signal=-code if code < 0 else None,
-            code=code if code >= 0 else None,
-            open_calls={call.call_id: len(call.ids) for call in calls},
-            removed=[path.name for path in left],
-        )
+        return msgspec.structs.replace(ended, open_calls={call.call_id: len(call.ids) for call in calls})
 
     def _members(self) -> list[psutil.Process]:
         """The child, its descendants, and orphans of its session."""
