@@ -36,23 +36,17 @@ CHILD_S = 240  # the most one setting may take
 FIRST_ID, LAST_ID = 3, 250  # ids every model of this package has, none of them special
 GRAPHS = {"enforce_eager": False, "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
 COMPILED = {"enforce_eager": False}
-TORCH_NORMS = {
-    "enforce_eager": False,
-    "compilation_config": GRAPHS["compilation_config"] | {"custom_ops": ["-rms_norm"]},
-    "kernel_config": {"ir_op_priority": {"rms_norm": ["native"], "fused_add_rms_norm": ["native"]}},
-}
 INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
 
 
 class Setting(Struct):
-    """One line of the table. `replaced`: kernels of vLLM 0.26's batch invariance to put others in the place of."""
+    """One line of the table. `one_norm`: with strict's norm, and without its product."""
 
     name: str
     args: dict[str, Any] = {}
     env: dict[str, str] = {}
     params: dict[str, Any] = {}
-    replaced: list[str] = []
-    logprobs: int = 2
+    one_norm: bool = False
 
     @property
     def rounds(self) -> int:
@@ -79,16 +73,14 @@ GPU = [
     Setting("strict, first model runner", GRAPHS, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"strict": True}),
     *(invariant("graphs", tokens, args=GRAPHS) for tokens in (64, 128, 255, 256, 512, 2048)),
     *(invariant("graphs, TRITON_ATTN", tokens, args=GRAPHS | TRITON) for tokens in (64, 128, 256, 512)),
-    invariant("graphs, one norm kernel", 2048, args=GRAPHS, replaced=["norm"]),
-    invariant("graphs, one norm kernel, TRITON_ATTN", 2048, args=GRAPHS | TRITON, replaced=["norm"]),
-    invariant("graphs, one norm kernel, products by cuBLASLt", 2048, args=GRAPHS, replaced=["norm", "cublaslt"]),
-    invariant("graphs, one norm kernel, eager", 2048, replaced=["norm"]),
-    invariant("graphs, one norm kernel, prefix cache on", 2048, args=GRAPHS | CACHED, replaced=["norm"]),
-    invariant("graphs, one norm kernel, top_p 1e-6", 2048, args=GRAPHS, params=QUASI_GREEDY, replaced=["norm"]),
-    invariant("graphs, one norm kernel, float32", 2048, args=GRAPHS | TRITON, params=FLOAT32, replaced=["norm"]),
+    invariant("graphs, one norm kernel", 2048, args=GRAPHS, one_norm=True),
+    invariant("graphs, one norm kernel, TRITON_ATTN", 2048, args=GRAPHS | TRITON, one_norm=True),
+    invariant("graphs, one norm kernel, eager", 2048, one_norm=True),
+    invariant("graphs, one norm kernel, prefix cache on", 2048, args=GRAPHS | CACHED, one_norm=True),
+    invariant("graphs, one norm kernel, top_p 1e-6", 2048, args=GRAPHS, params=QUASI_GREEDY, one_norm=True),
+    invariant("graphs, one norm kernel, float32", 2048, args=GRAPHS | TRITON, params=FLOAT32, one_norm=True),
     invariant("compiled with graphs", 128, args=COMPILED),
     invariant("compiled with graphs", 2048, args=COMPILED),
-    invariant("graphs, norms in torch", 2048, args=TORCH_NORMS),
     invariant("eager", 128),
     Setting("default, graphs, chunk 128", chunk(128) | GRAPHS),
     Setting("default, eager"),
@@ -107,23 +99,14 @@ CPU = [
 ]
 
 
-def replace(kind: str) -> None:
-    """Another kernel in the place of one of vLLM 0.26's batch-invariant ones, one at a time; `strict` sets them together.
+def replace_norm() -> None:
+    """Strict's norm in the place of vLLM 0.26's; the product stays vLLM's own."""
+    from vllm.model_executor.layers import batch_invariant
 
-    `norm`: as `strict` has it. `cublaslt`: the library's matrix product, which batch invariance has already forbidden to
-    split sums.
-    """
-    import torch
-    from vllm.model_executor.layers import batch_invariant, layernorm, linear, vocab_parallel_embedding
-
-    if kind == "cublaslt":
-        linear.linear_batch_invariant = vocab_parallel_embedding.linear_batch_invariant = torch.nn.functional.linear
-        return
     product = batch_invariant.matmul_persistent
-    from restore_parity import kernels
+    from restore_parity import kernels  # noqa: F401  (importing it replaces both)
 
     batch_invariant.matmul_persistent = product
-    assert layernorm.rms_norm_batch_invariant is kernels.rms_norm
 
 
 def generate(engine: VllmEngine, name: str, prompts: list[list[int]], limits: list[int]) -> tuple[list, float]:
@@ -155,10 +138,10 @@ def measure(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
     given = given.model_copy(update={"engine_args": space | setting.args})  # unvalidated: what is refused is measured too
     os.environ.update(engine_env(given))
     folder, start = model_path(model), time.perf_counter()
-    for kind in setting.replaced:
-        replace(kind)
+    if setting.one_norm:
+        replace_norm()
     engine = VllmEngine(folder, given, 301 + tokens)
-    engine._sampling = partial(engine._sampling, ignore_eos=True, logprobs=setting.logprobs)
+    engine._sampling = partial(engine._sampling, ignore_eos=True)
     started = time.perf_counter() - start
     generate(engine, "warm", prompts, [8] * rows)
     rounds = setting.rounds if jobs == 1 else 1
