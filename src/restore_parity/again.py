@@ -78,8 +78,8 @@ def read_again(folder: Path) -> Again | None:
 def main(folder: Path) -> None:
     order = msgspec.json.decode((folder / "task.json").read_bytes(), type=Order)
     setup, longest = order.info.setup, max(call.max_tokens for call in order.calls)
-    # `forced` is written for vLLM's V1 model runner; a run that chose a runner itself keeps it
     params = Params.model_validate(order.info.params)
+    # `forced` is written for vLLM's V1 model runner; a run that chose a runner itself keeps it
     os.environ.update(compile_caches(params) | {"VLLM_USE_V2_MODEL_RUNNER": "0"} | setup["engine_env"])
     processors = [*params.engine_args.get("logits_processors", []), FORCED]
     params = params.model_copy(update={"engine_args": params.engine_args | {"logits_processors": processors}})
