@@ -37,6 +37,7 @@ FIRST_ID, LAST_ID = 3, 250  # ids every model of this package has, none of them 
 GRAPHS = {"enforce_eager": False, "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
 COMPILED = {"enforce_eager": False}
 INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
+TWO = {"tensor_parallel_size": 2}
 
 
 class Setting(Struct):
@@ -68,6 +69,7 @@ GPU = [
     Setting("default, graphs", GRAPHS),
     Setting("strict", GRAPHS, params={"strict": True}),
     Setting("strict, eager", params={"strict": True}),
+    Setting("strict, compiled with graphs", COMPILED, params={"strict": True}),
     Setting("strict, float32", GRAPHS | TRITON, params={"strict": True, "dtype": "float32"}),
     Setting("strict, top_p 1e-6", GRAPHS, params={"strict": True, "temperature": 1.0, "top_p": 1e-6}),
     Setting("strict, first model runner", GRAPHS, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"strict": True}),
@@ -85,6 +87,8 @@ GPU = [
     Setting("default, graphs, chunk 128", chunk(128) | GRAPHS),
     Setting("default, eager"),
     Setting("default, graphs, again", GRAPHS),
+    Setting("default, graphs, two GPUs", GRAPHS | TWO),
+    Setting("strict, two GPUs", GRAPHS | TWO, params={"strict": True}),
 ]
 UNSPLIT = {"VLLM_CPU_ATTN_SPLIT_KV": "0"}
 CPU = [
