@@ -37,7 +37,7 @@ FIRST_ID, LAST_ID = 3, 250  # ids every model of this package has, none of them 
 GRAPHS = {"enforce_eager": False, "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
 COMPILED = {"enforce_eager": False}
 INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
-TWO = {"tensor_parallel_size": 2}
+SPLIT, TWICE = {"tensor_parallel_size": 2}, {"data_parallel_size": 2}
 
 
 class Setting(Struct):
@@ -87,8 +87,10 @@ GPU = [
     Setting("default, graphs, chunk 128", chunk(128) | GRAPHS),
     Setting("default, eager"),
     Setting("default, graphs, again", GRAPHS),
-    Setting("default, graphs, two GPUs", GRAPHS | TWO),
-    Setting("strict, two GPUs", GRAPHS | TWO, params={"strict": True}),
+    Setting("default, graphs, tensor parallel", GRAPHS | SPLIT),
+    Setting("strict, tensor parallel", GRAPHS | SPLIT, params={"strict": True}),
+    Setting("default, graphs, data parallel", GRAPHS | TWICE),
+    Setting("strict, data parallel", GRAPHS | TWICE, params={"strict": True}),
 ]
 UNSPLIT = {"VLLM_CPU_ATTN_SPLIT_KV": "0"}
 CPU = [

@@ -99,9 +99,17 @@ def test_what_breaks_strict_on_the_cpu_is_refused_with_the_reason(env, told):
         check_engine(params(strict=True, engine_env=env))
 
 
-def test_data_parallel_ranks_are_refused_for_they_would_wait_forever():
-    with pytest.raises(UsageError, match="tensor_parallel_size"):
-        check_engine(params(engine_args={"data_parallel_size": 2}))
+@pytest.mark.parametrize("name", ["data_parallel_rank", "data_parallel_size_local", "data_parallel_external_lb"])
+def test_data_parallel_ranks_elsewhere_are_refused_for_a_run_would_wait_forever(name):
+    with pytest.raises(UsageError, match=f"{name}.*forever.*data_parallel_size"):
+        check_engine(params(engine_args={"data_parallel_size": 2, name: 1}))
+    check_engine(params(engine_args={"data_parallel_size": 2}))
+
+
+@pytest.mark.parametrize("given", [{"strict": True}, {"companion": True}])
+def test_a_companion_that_keeps_pace_with_one_rank_only_is_refused(given):
+    with pytest.raises(UsageError, match="companion"):
+        check_engine(params(engine_args={"data_parallel_size": 2}, **given))
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,6 @@ def test_nothing_of_the_engines_is_left(tiny):
     assert not [
         child for child in psutil.Process().children(recursive=True) if "restore_parity.worker" in " ".join(child.cmdline())
     ]
-    assert not list(tiny.glob("*/*.tmp"))
 
 
 def test_the_trainer_took_its_steps(tiny):

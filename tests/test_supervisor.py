@@ -4,6 +4,7 @@ import os
 import signal
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ from builders import params
 
 from restore_parity import supervisor
 from restore_parity.errors import IncompleteError, UsageError
+from restore_parity.journal import Journal
 from restore_parity.supervisor import Child, prepare, run_phase
 
 READY = 'open(folder / "ready", "w").close(); time.sleep(600)'
@@ -91,13 +93,7 @@ def test_temp_files_of_the_group_are_removed(child, tmp_path):
     """
     child(code).watch(ready(tmp_path / "killed"))
     left = Path((tmp_path / "killed" / "temp").read_text())
-    assert not left.exists() and [path.name for path in (tmp_path / "killed").iterdir() if path.is_dir()] == []
-
-
-def test_a_worker_that_ends_leaves_its_trainers_temp_files_alone(child, tmp_path):
-    (tmp_path / "killed" / "trainer.tmp").mkdir()
-    child(READY).watch(ready(tmp_path / "killed"))
-    assert (tmp_path / "killed" / "trainer.tmp").is_dir()
+    assert not left.exists() and not left.parent.exists()
 
 
 def test_a_worker_that_dies_by_itself_is_incomplete_with_its_last_lines(child):
@@ -269,3 +265,47 @@ def test_an_interrupted_cell_leaves_nothing_of_what_has_begun(waiting):
     finally:
         signal.signal(signal.SIGALRM, before)
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
+
+
+RANKS = {"data_parallel_size": "EngineCore", "tensor_parallel_size": "Worker"}  # and what their processes are called
+
+
+@pytest.fixture
+def spread(tmp_path):
+    """Run two real ranks until tokens come, then do something to the ranks' processes; True kills the run."""
+    ranks = []
+
+    def run(name: str, act: Callable[[list[psutil.Process]], bool | None]) -> None:
+        given = params(
+            model="tiny-qwen3", runs=str(tmp_path / "runs"), engine_args={name: 2}, closing_limit_tokens=[400, 400]
+        )
+        prepare(given)
+        worker, folder = supervisor.start_worker("uninterrupted", given), given.folder / "uninterrupted"
+        (folder / supervisor.GATE).touch()
+        journal = Journal(folder / "journal.jsonl")
+
+        def due() -> bool:
+            journal.poll()
+            if ranks or not journal.tokens:
+                return False
+            others = psutil.Process(worker._process.pid).children(recursive=True)
+            ranks.extend(other for other in others if RANKS[name] in " ".join(other.cmdline()))
+            return act(ranks)
+
+        worker.watch(due)
+
+    return run, ranks
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_the_kill_takes_every_rank(spread, name):
+    run, ranks = spread
+    run(name, lambda ranks: True)
+    assert len(ranks) == 2 and not any(rank.is_running() for rank in ranks)
+
+
+def test_a_rank_that_dies_ends_its_run_and_is_told(spread):
+    run, ranks = spread
+    with pytest.raises(IncompleteError, match="uninterrupted: the worker ended with exit code 1"):
+        run("data_parallel_size", lambda ranks: ranks[0].kill())
+    assert len(ranks) == 2 and not any(rank.is_running() for rank in ranks)

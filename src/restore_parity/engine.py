@@ -12,10 +12,13 @@ from . import strict
 from .errors import UsageError
 from .models import head_size
 from .params import Params
+from .ranks import Ranks
 from .records import TopTwo
 from .strict import CPU_BUILD
 
 COMPANION = "companion"
+ELSEWHERE = {"data_parallel_rank", "data_parallel_start_rank", "data_parallel_size_local"}
+ELSEWHERE |= {"data_parallel_external_lb", "data_parallel_hybrid_lb"}
 OVERLAPPED = 3  # engines that share the device when starts overlap
 
 
@@ -51,11 +54,16 @@ def engine_version() -> tuple[str, str]:
 
 def check_engine(params: Params) -> None:
     """Raises UsageError, with the reason, for settings that this engine cannot have or that are known to break `strict`."""
-    if params.engine_args.get("data_parallel_size", 1) != 1:
+    for name in ELSEWHERE & set(params.engine_args):
         raise UsageError(
-            "engine_args.data_parallel_size: a run is one LLMEngine, one rank of vLLM's data parallelism, and would wait "
-            "for the others forever",
-            "leave it out; tensor_parallel_size spreads one engine over several devices",
+            f"engine_args.{name}: a run starts all its data-parallel ranks itself, on this machine, and would wait "
+            "forever for others",
+            "leave it out; data_parallel_size says how many there are",
+        )
+    if params.engine_args.get("data_parallel_size", 1) != 1 and with_companion(params):
+        raise UsageError(
+            "engine_args.data_parallel_size: a companion, which strict needs on the CPU, keeps pace with one rank only",
+            "leave it out, or strict and companion",
         )
     if params.strict:
         strict.refuse(params, *engine_version())
@@ -114,7 +122,9 @@ def engine_args(params: Params, longest_tokens: int, head_size: int) -> dict[str
 
 
 class VllmEngine:
-    """vLLM's LLMEngine; one process where tensor parallelism is 1. The environment is set before (see engine_env).
+    """vLLM's LLMEngine, in this process where it takes one device; Ranks where `data_parallel_size` is over 1.
+
+    The environment is set before (see engine_env).
 
     `args` are the arguments it was given, `effective` what it made of those that decide bits. Raises UsageError where the
     engine does not run as `strict` asks, or does and, where it is to be `tried`, a trial restore is not bit-identical.
@@ -125,7 +135,9 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
 
         self.args = engine_args(params, longest_tokens, head_size(folder))
-        self._engine = LLMEngine.from_engine_args(EngineArgs(model=str(folder), trust_remote_code=False, **self.args))
+        given = {"model": str(folder), "trust_remote_code": False} | self.args
+        alone = given.get("data_parallel_size", 1) == 1
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**given)) if alone else Ranks(**given)
         self._sampling = partial(
             SamplingParams,
             temperature=params.temperature,
@@ -174,6 +186,7 @@ def _effective(config) -> dict[str, Any]:
         "enforce_eager": bool(config.model_config.enforce_eager),
         "cudagraph_mode": getattr(config.compilation_config.cudagraph_mode, "name", None),
         "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+        "data_parallel_size": config.parallel_config.data_parallel_size,
     }
 
 

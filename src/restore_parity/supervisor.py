@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -268,8 +269,8 @@ class Child:
 
     def __init__(self, module: str, folder: Path):
         self._folder, self._log, self._name = folder, folder / f"{module}.log", f"{folder.name}: the {module}"
-        self._scratch = folder / f"{module}.tmp"  # vLLM leaves files in its temp folder when killed; this one goes with it
-        self._scratch.mkdir(exist_ok=True)
+        # vLLM leaves files in its temp folder when killed; this one goes with it. Its sockets take no long path
+        self._scratch = Path(tempfile.mkdtemp(prefix=f"{module}-"))
         self._lock, self._ended = threading.Lock(), None
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
