@@ -9,6 +9,7 @@ from restore_parity.records import Key
 
 PROMPT, PREFIX = [9, 9], [1, 2]
 ONE, OTHER = [1, 2, 3, 4, 5], [1, 2, 3, 6, 7]  # two answers to one call; they part behind the prefix, at a near-tie
+THIRD = [1, 2, 3, 4, 7]  # parts from either at a near-tie
 OTHERS = {1: 8, 2: 8, 3: 8, 4: 6, 5: 7, 6: 4, 7: 5, 0: 8}  # the second candidate beside each token
 
 
@@ -26,7 +27,7 @@ def cut(ids=PREFIX, prompt=PROMPT, moved=0.0) -> Call:
 
 def found(ours=ONE, theirs=ONE, prefill=ONE, decode=ONE, captured=None, **again):
     calls = [ids if isinstance(ids, View | None) else view(ids) for ids in (ours, theirs, prefill, decode)]
-    return find(captured or cut(), *calls[:2], Again(*calls[2:], torch=view(), **again))
+    return find(captured or cut(), *calls[:2], Again(*calls[2:], **{"torch": view()} | again))
 
 
 @pytest.mark.parametrize(
@@ -42,8 +43,9 @@ def found(ours=ONE, theirs=ONE, prefill=ONE, decode=ONE, captured=None, **again)
         ((ONE, OTHER, ONE, OTHER), "undecided"),
         ((ONE, OTHER, [1, 2, 0], ONE), "undecided"),
         ((ONE, [*ONE, 3], ONE, ONE), "restore bug"),
+        ((ONE, OTHER, OTHER, THIRD), "numerics"),
     ],
-    ids=["all", "U=D R=P", "R", "U", "P=D", "P", "D", "crossed", "three ways", "R goes on"],
+    ids=["all", "U=D R=P", "R", "U", "P=D", "P", "D", "crossed", "three ways", "R goes on", "R=P"],
 )
 def test_which_of_the_four_calls_are_equal_decides(ways, kind):
     assert found(*ways).kind == kind
@@ -51,7 +53,7 @@ def test_which_of_the_four_calls_are_equal_decides(ways, kind):
 
 def test_each_case_of_the_table_can_be_reached():
     reached = {found(*ways).told.split("\n")[0] for ways in [(ONE,) * 4, (ONE, OTHER, OTHER, ONE), (ONE, OTHER, ONE, ONE)]}
-    reached |= {found(ONE, OTHER, OTHER, OTHER).told.split("\n")[0]}
+    reached |= {found(ONE, OTHER, OTHER, ways).told.split("\n")[0] for ways in (OTHER, THIRD)}
     reached |= {found(ONE, ONE, *ways).told.split("\n")[0] for ways in [(OTHER, OTHER), (OTHER, ONE), (ONE, OTHER)]}
     assert reached == {told for _, told in CASES.values()}
 
@@ -70,6 +72,10 @@ def test_equal_tokens_with_noise_all_four_ways_are_numerics():
 def test_a_shift_beyond_noise_is_no_numerics():
     far = view(moved=0.5, start=2)
     assert found(theirs=far, prefill=far).kind == "engine bug"
+
+
+def test_a_baseline_that_nothing_gives_and_that_was_sure_is_undecided():
+    assert found(ONE, OTHER, OTHER, THIRD, torch=view(margin=0.5)).kind == "undecided"
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["prefill", "decode"])

@@ -13,6 +13,8 @@ NAMES = {"U": "uninterrupted", "R": "restored", "P": "prefill again", "D": "deco
 CASES = {
     "UR UP UD RP RD PD": ("as saved", "both ways give the saved call; what failed lies outside: records, masks, trainer"),
     "UD RP": ("numerics", "prefill and decode differ, and each run is what its way gives"),
+    "RP": ("numerics", "the restored call is what prefill gives, and the runs part at a near-tie; decode gives neither"
+           " call: it depends on what else runs along"),
     "UP UD PD": ("restore bug", "both ways give the uninterrupted call, neither the saved restored one: a bug of its state,"
                  " records or position, or a damaged dump"),
     "RP RD PD": ("baseline", "both ways give the restored call, neither the saved uninterrupted one: look at that run"),
@@ -45,10 +47,13 @@ def find(cut: Call, ours: View | None, theirs: View | None, again: Again | None)
         kind, told = "numerics", f"the tokens are equal all four ways, log-probabilities within {bound} nats"
     if kind == "numerics" and (moved := _moved(again)) > NUMERICS:
         kind, told = "engine bug", f"prefill and decode differ by {moved:.3g} nats, over {NUMERICS}: more than numerics"
-    facts = [f"{NAMES[a]}, {NAMES[b]}: {apart(views[a], views[b], 0.0) or 'equal bit for bit'}" for a, b in pairs]
     at = first_difference(ours.ids, theirs.ids)
-    if at is not None and at < len(again.torch.top2):
-        (one, its), (other, others) = again.torch.top2[at]
+    scored = again.torch.top2[at] if at is not None and at < len(again.torch.top2) else None
+    if equal == "RP" and (scored is None or abs(scored[0][1] - scored[1][1]) > NUMERICS):
+        kind, told = "undecided", "the restored call is what prefill gives, the uninterrupted one nothing gives now"
+    facts = [f"{NAMES[a]}, {NAMES[b]}: {apart(views[a], views[b], 0.0) or 'equal bit for bit'}" for a, b in pairs]
+    if scored:
+        (one, its), (other, others) = scored
         facts.append(f"torch, float32, token {at}: {one} {its:.6g}, {other} {others:.6g}, margin {its - others:.3g} nats")
     return Finding(kind, "\n  ".join([told, *facts, *(f"not as then: {what}" for what in again.changed)]))
 
