@@ -63,6 +63,12 @@ def test_check_takes_dumps_alone_and_says_what_it_could_not_check(command, prist
     assert code == 3 and "cut-coverage" in out and "not run: same-setup, no run.json was given" in out
 
 
+def test_one_dump_given_as_both_runs_is_a_mistake(command, pristine):
+    dump = pristine / "uninterrupted/training.jsonl"
+    code, _, err = command("check", "--uninterrupted", dump, "--restored", dump.parent / ".." / "uninterrupted" / dump.name)
+    assert code == 2 and "--uninterrupted and --restored are both" in err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

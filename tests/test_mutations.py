@@ -91,12 +91,20 @@ def test_what_a_broken_run_already_reports_does_not_count_as_caught(runs, monkey
     assert apply_mutations(world_of(*load_runs(runs)), params())[0].caught_by == []
 
 
-def test_runs_without_a_place_say_so_and_are_not_counted(pristine, monkeypatch):
+def test_a_mutation_without_a_place_says_so_and_is_not_counted(pristine, monkeypatch):
     nowhere = mutations.Mutation("nowhere", "row-exact", lambda world, subject: None)
-    monkeypatch.setattr(mutations, "MUTATIONS", [nowhere])
+    monkeypatch.setattr(mutations, "MUTATIONS", [nowhere, mutations.MUTATIONS[0]])
     judgement = judged(pristine)
     prove(judgement, load_runs(pristine), params())
-    assert judgement.mutations[0].caught_by is None and judgement.seen["mutations"] == 0
+    assert judgement.mutations[0].caught_by is None and (judgement.seen["mutations"], judgement.verdict) == (1, "PASS")
+
+
+def test_runs_without_a_place_for_any_mutation_do_not_pass(pristine, monkeypatch):
+    monkeypatch.setattr(mutations, "MUTATIONS", [mutations.Mutation("nowhere", "row-exact", lambda world, subject: None)])
+    judgement = judged(pristine)
+    prove(judgement, load_runs(pristine), params())
+    (problem,) = judgement.problems
+    assert (judgement.verdict, problem.check, problem.got) == ("FAIL", "mutations", "no place for any")
 
 
 def test_a_large_dump_is_proven_on_some_groups_of_one_step(tmp_path, monkeypatch):

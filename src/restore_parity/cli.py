@@ -53,6 +53,8 @@ def check(
     for path in filter(None, (uninterrupted, restored, killed, selection, log)):
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder")
+    if uninterrupted.samefile(restored):
+        raise UsageError(f"--uninterrupted and --restored are both {restored}", "give the two runs' own")
     if killed and not killed.is_dir():
         raise UsageError(f"{killed}: no folder of a run")
     baseline, resumed = load_run(uninterrupted, "uninterrupted"), load_run(restored, "restored")

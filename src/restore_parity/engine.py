@@ -201,5 +201,5 @@ def _output(request) -> Output:
         top2.append([(other, entry.logprob) for other, entry in ranked[:2]])
     reason = answer.finish_reason
     if reason not in (None, "stop", "length"):
-        raise RuntimeError(f"call {request.request_id} ended by {reason!r}")
+        raise RuntimeError(f"call {request.request_id} ended by {reason!r}, as where one of vLLM's processes has died")
     return Output(request.request_id, ids, logprobs, top2, reason)

@@ -124,7 +124,8 @@ def apply_mutations(world: World, params: Params) -> list[MutationResult]:
 
 
 def prove(judgement: Judgement, runs: tuple[Run, Run, Run], params: Params) -> None:
-    """Show on these runs' own rows that the checks can fail; a problem for each mutation that goes unreported.
+    """Show on these runs' own rows that the checks can fail; a problem for each mutation that goes unreported, or
+    where rows that pass have no place for any.
 
     Where the dumps are large, some groups of one step stand for all, those with most cuts first.
     """
@@ -133,6 +134,8 @@ def prove(judgement: Judgement, runs: tuple[Run, Run, Run], params: Params) -> N
     if judgement.counts["tokens"] > MANY_TOKENS:
         keys = _some(keys, Counter(call.key[:2] for call in killed.journal.open_calls() if call.ids), uninterrupted)
     judgement.mutations = apply_mutations(world_of(uninterrupted, killed, restored, keys), params)
+    if judgement.verdict == "PASS" and all(result.caught_by is None for result in judgement.mutations):
+        judgement.expect("mutations", False, "these rows", "a place for some mutation", "no place for any")
     for result in judgement.mutations:
         if result.caught_by is not None:
             got = f"reported by {', '.join(result.caught_by) or 'no check'}"
