@@ -101,7 +101,7 @@ def test_what_breaks_strict_on_the_cpu_is_refused_with_the_reason(env, told):
 
 @pytest.mark.parametrize("name", ["data_parallel_rank", "data_parallel_size_local", "data_parallel_external_lb"])
 def test_data_parallel_ranks_elsewhere_are_refused_for_a_run_would_wait_forever(name):
-    with pytest.raises(UsageError, match=f"{name}.*forever.*data_parallel_size"):
+    with pytest.raises(UsageError, match=f"{name}.*wait forever"):
         check_engine(params(engine_args={"data_parallel_size": 2, name: 1}))
     check_engine(params(engine_args={"data_parallel_size": 2}))
 

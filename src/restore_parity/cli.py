@@ -53,7 +53,7 @@ def check(
     for path in filter(None, (uninterrupted, restored, killed, selection, log)):
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder")
-    if uninterrupted.samefile(restored):
+    if uninterrupted.is_file() and uninterrupted.samefile(restored):  # of run folders same-setup tells it
         raise UsageError(f"--uninterrupted and --restored are both {restored}", "give the two runs' own")
     if killed and not killed.is_dir():
         raise UsageError(f"{killed}: no folder of a run")

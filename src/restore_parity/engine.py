@@ -54,7 +54,7 @@ def engine_version() -> tuple[str, str]:
 
 def check_engine(params: Params) -> None:
     """Raises UsageError, with the reason, for settings that this engine cannot have or that are known to break `strict`."""
-    for name in ELSEWHERE & set(params.engine_args):
+    for name in sorted(ELSEWHERE & set(params.engine_args)):
         raise UsageError(
             f"engine_args.{name}: a run starts all its data-parallel ranks itself, on this machine, and would wait "
             "forever for others",
