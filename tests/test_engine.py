@@ -169,24 +169,30 @@ def test_an_engine_too_short_for_a_trial_is_refused():
         strict.prove(Trial(0.0), longest_tokens=48, chunk_tokens=2048, seqs=24)
 
 
-@pytest.mark.parametrize(("split", "code"), [("0", 0), ("1", 1)], ids=["as strict sets it", "split attention"])
-def test_a_real_engine_passes_the_trial_with_strict_settings_only(split, code):
+@pytest.mark.parametrize(
+    ("split", "longest", "pieces", "holds"),
+    [(0, 1024, 0, True), (1, 1024, 0, False), (0, 3000, 8, True)],
+    ids=["as strict sets it", "split attention", "a long call prefilled in small pieces"],
+)
+def test_a_real_engine_passes_the_trial_with_strict_settings_only(split, longest, pieces, holds):
     script = """
 import os, sys
 from restore_parity import engine, errors, models, params, strict
-given = params.Params(model="tiny-qwen3")
-os.environ.update(engine.engine_env(given) | {"VLLM_CPU_ATTN_SPLIT_KV": sys.argv[1]})
-running = engine.VllmEngine(models.model_path("tiny-qwen3"), given, 1024)
+split, longest, pieces = map(int, sys.argv[1:])
+given = params.Params(model="tiny-qwen3", companion=True, engine_args={"long_prefill_token_threshold": pieces})
+os.environ.update(engine.engine_env(given) | {"VLLM_CPU_ATTN_SPLIT_KV": str(split)})
+running = engine.VllmEngine(models.model_path("tiny-qwen3"), given, longest)
 try:
-    strict.prove(running, 1024, 512, 8)
+    strict.prove(running, longest, 512, 8)
 except errors.UsageError as error:
     print(error)
 sys.stdout.flush()
 os._exit(0)
 """
-    told = subprocess.run([sys.executable, "-c", script, split], capture_output=True, text=True)
+    command = [sys.executable, "-c", script, *map(str, (split, longest, pieces))]
+    told = subprocess.run(command, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr[-2000:]
-    assert ("a trial restore in this engine is not bit-identical" in told.stdout) is bool(code)
+    assert ("a trial restore in this engine is not bit-identical" not in told.stdout) is holds
 
 
 def test_overlapped_engines_share_a_gpus_memory(gpu_build):

@@ -149,15 +149,21 @@ class VllmEngine:
         )
         self.device = str(self._engine.vllm_config.device_config.device_type)
         self.effective = _effective(self._engine.vllm_config)
-        self._companion = False
+        self._companion = with_companion(params)
+        self._accompany(longest_tokens - 1)
         if params.strict:
             strict.verify(self.effective, engine_version()[0])
             if tried:
                 sizes = ("max_model_len", "max_num_batched_tokens", "max_num_seqs")
                 strict.prove(self, *(self.effective[name] for name in sizes))
-        self._companion = with_companion(params)
-        if self._companion:  # longer than any call, its tokens thrown away
-            sampling = self._sampling(max_tokens=longest_tokens - 1, ignore_eos=True)
+                if self._companion:
+                    self._engine.abort_request([COMPANION])
+                self._accompany(longest_tokens - 1)
+
+    def _accompany(self, tokens: int) -> None:
+        """Start the companion, where there is one: longer than any call, its tokens thrown away."""
+        if self._companion:
+            sampling = self._sampling(max_tokens=tokens, ignore_eos=True)
             self._engine.add_request(COMPANION, {"prompt_token_ids": [0]}, sampling)
 
     def add(self, call_id: str, prompt_ids: list[int], max_tokens: int, **sampling: Any) -> None:
