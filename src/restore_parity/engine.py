@@ -149,6 +149,7 @@ class VllmEngine:
         )
         self.device = str(self._engine.vllm_config.device_config.device_type)
         self.effective = _effective(self._engine.vllm_config)
+        self._open: set[str] = set()
         self._companion = with_companion(params)
         self._accompany(longest_tokens - 1)
         if params.strict:
@@ -169,12 +170,15 @@ class VllmEngine:
     def add(self, call_id: str, prompt_ids: list[int], max_tokens: int, **sampling: Any) -> None:
         sampled = self._sampling(max_tokens=max_tokens, **sampling)
         self._engine.add_request(call_id, {"prompt_token_ids": prompt_ids}, sampled)
+        self._open.add(call_id)
 
     def step(self) -> list[Output]:
-        return [_output(request) for request in self._engine.step() if request.request_id != COMPANION]
+        outputs = [_output(request) for request in self._engine.step() if request.request_id != COMPANION]
+        self._open.difference_update(output.call_id for output in outputs if output.finish_reason)
+        return outputs
 
     def busy(self) -> bool:
-        return self._engine.get_num_unfinished_requests() > self._companion
+        return bool(self._open)
 
 
 def _effective(config) -> dict[str, Any]:

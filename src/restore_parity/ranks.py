@@ -13,7 +13,7 @@ class Ranks:
 
         self._loop = asyncio.new_event_loop()
         self._outputs: asyncio.Queue = asyncio.Queue()
-        self._open: dict[str, asyncio.Task] = {}
+        self._followed: set[asyncio.Task] = set()  # a loop alone does not keep a task
 
         async def start() -> AsyncLLM:
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
@@ -22,7 +22,9 @@ class Ranks:
         self.vllm_config = self._llm.vllm_config
 
     def add_request(self, request_id: str, prompt: dict[str, Any], sampling: Any) -> None:
-        self._open[request_id] = self._loop.create_task(self._follow(self._llm.generate(prompt, sampling, request_id)))
+        task = self._loop.create_task(self._follow(self._llm.generate(prompt, sampling, request_id)))
+        self._followed.add(task)
+        task.add_done_callback(self._followed.discard)
 
     async def _follow(self, outputs) -> None:
         try:
@@ -39,9 +41,4 @@ class Ranks:
         for output in came:
             if isinstance(output, Exception):
                 raise output
-            if output.finished:
-                del self._open[output.request_id]
         return came
-
-    def get_num_unfinished_requests(self) -> int:
-        return len(self._open)
