@@ -138,7 +138,11 @@ BROKEN = {
         ),
     ],
     "cut-coverage": [lambda runs: None],  # judged with more groups asked for than there are
-    "same-setup": [info("restored", setup=other_setup(model="other")), info("killed", setup=other_setup(workload="other"))],
+    "same-setup": [
+        info("restored", setup=other_setup(model="other")),
+        info("killed", setup=other_setup(workload="other")),
+        info("restored", setup=other_setup(seed=1)),  # which the others do not tell
+    ],
     "reward-signal": [both(rewards("uninterrupted", 0.25), rewards("restored", 0.25))],
     "dump-complete": [
         row(generation_logprobs=at(-1, None)),
@@ -611,6 +615,19 @@ def test_what_follows_a_tie_keeps_the_rows_calls(runs, change):
 def test_a_cut_of_a_row_that_was_never_planned_is_reported(runs):
     journal(lambda e: e | {"key": "9/9/9"} if e["event"] == "start" and e["call_id"].endswith(CUT) else e)(runs)
     assert "row-membership" in failed(judged(runs))
+
+
+def test_cuts_of_one_group_count_once(pristine):
+    inside = {cut.key.split("#")[0] for cut in judged(pristine).cuts if cut.prefix_tokens and cut.tail_tokens}
+    groups = {row.rpartition("/")[0] for row in inside}
+    assert len(groups) < len(inside) and not failed(judged(pristine, min_cut_groups=len(groups)))
+    assert failed(judged(pristine, min_cut_groups=len(groups) + 1)) == {"cut-coverage"}
+
+
+def test_a_group_that_is_another_than_the_cut_calls_is_told(runs):
+    for key in ("1/0/0", "1/0/1"):
+        change_row(runs, key, lambda row: row.update(group_id="other"))
+    assert CUT in {problem.key for problem in judged(runs).of("call-position")}
 
 
 def test_cuts_at_limits_alone_exercise_nothing(tmp_path):
