@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from . import foreign, results
-from .checks import judge
-from .cuts import cut_text
+from .checker import foreign
+from .checker import results
+from .checker.checks import judge
+from .checker.cut_text import cut_text
 from .errors import Told, UsageError
-from .models import model_path, text_of
+from .experiment.models import model_path, text_of
 from .params import Params, read_params, read_yaml, validate
-from .saved import load_killed, load_run
+from .checker.loading import load_killed, load_run
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -30,7 +31,7 @@ def report(
     validated = validate(given, str(params))
     if not validated.reuse:
         model_path(validated.model)  # a missing model is told before anything is started
-    from .report import make_report
+    from .report.report import make_report
 
     raise typer.Exit(make_report(validated, given))
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from .engine import Engine
-from .journal import Call, Delta, End, Journal, JsonlWriter, Start
-from .params import Params
-from .records import AlreadyTerminal, Completed, Key, Restored, Row, cut_name, ids_sha256
+from .engine.vllm_engine import Engine
+from ..journal import Call, Delta, End, Journal, JsonlWriter, Start
+from ..params import Params
+from ..records import AlreadyTerminal, Completed, Key, Restored, Row, cut_name, ids_sha256
 from .workload import Codec, Task, reward, run_tool
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import msgspec
 
-from .engine import VllmEngine, check_engine, compile_caches, engine_env, engine_version
-from .errors import UsageError
-from .journal import Journal, JsonlWriter
+from .engine.vllm_engine import VllmEngine, check_engine, compile_caches, engine_env, engine_version
+from ..errors import UsageError
+from ..journal import Journal, JsonlWriter
 from .models import model_path, weights_sha256
-from .params import ROOT, Params
+from ..params import ROOT, Params
 from .rollouts import Generation
-from .saved import RunInfo, write_info
+from ..checker.loading import RunInfo, write_info
 from .supervisor import end_with_parent, wait_for
 from .workload import Codec, tasks
 

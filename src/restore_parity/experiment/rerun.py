@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from .engine import VllmEngine, compile_caches, engine_version
-from .errors import UsageError
-from .journal import Call
+from .engine.vllm_engine import VllmEngine, compile_caches, engine_version
+from ..errors import UsageError
+from ..journal import Call
 from .models import model_path, weights_sha256
-from .params import Params
-from .records import Row, TopTwo
-from .saved import RunInfo
+from ..params import Params
+from ..records import Row, TopTwo
+from ..checker.loading import RunInfo
 from .supervisor import Child, end_with_parent
 from .workload import stop_token_ids
 

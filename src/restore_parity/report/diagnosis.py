@@ -3,9 +3,9 @@
 from itertools import combinations
 from typing import NamedTuple
 
-from .again import Again, View
-from .checks import first_difference, likely
-from .journal import Call
+from ..experiment.rerun import Again, View
+from ..checker.checks import first_difference, likely
+from ..journal import Call
 
 NUMERICS = 0.3  # nats; by up to so much the origin saw equal tokens move in bfloat16
 NAMES = {"U": "uninterrupted", "R": "restored", "P": "prefill again", "D": "decode again"}

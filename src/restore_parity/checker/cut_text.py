@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 
 from .checks import first_difference, likely
-from .errors import UsageError
-from .index import Run
-from .journal import Call
-from .params import ROOT
-from .records import Key, Row
-from .saved import load_runs
+from ..errors import UsageError
+from .dumps import Run
+from ..journal import Call
+from ..params import ROOT
+from ..records import Key, Row
+from .loading import load_runs
 
 AROUND = 5
 NOTEBOOK = ROOT / "notebooks" / "debug_cut.ipynb"

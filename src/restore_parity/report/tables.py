@@ -10,13 +10,13 @@ import pandas
 import papermill
 from IPython.display import HTML
 
-from . import results
-from .checks import CHECKS, Judgement
-from .index import Run
-from .journal import moments
-from .messages import printable
-from .params import NOTEBOOK, Params
-from .records import CutResult
+from ..checker import results
+from ..checker.checks import CHECKS, Judgement
+from ..checker.dumps import Run
+from ..journal import moments
+from ..checker.problems import printable
+from ..params import NOTEBOOK, Params
+from ..records import CutResult
 
 BF16_STEP = 0.125  # nats: the spacing of bfloat16 logits between 16 and 32, where these models' likeliest ones lie
 ORDER = {"broken": 0, "set_aside": 1, "match": 2}  # what failed comes first

@@ -9,9 +9,9 @@ import nbformat
 from nbconvert import HTMLExporter
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
-from .messages import printable
-from .models import RANDOM_WEIGHTS
-from .results import problems_of
+from ..checker.problems import printable
+from ..experiment.models import RANDOM_WEIGHTS
+from ..checker.results import problems_of
 from .tables import anchor
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")

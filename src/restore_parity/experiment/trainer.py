@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 from .models import model_path
-from .params import Params
-from .records import Row, TopTwo
-from .saved import read_info
+from ..params import Params
+from ..records import Row, TopTwo
+from ..checker.loading import read_info
 from .supervisor import end_with_parent, wait_for
 
 

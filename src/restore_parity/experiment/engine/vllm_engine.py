@@ -9,11 +9,11 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from . import strict
-from .errors import UsageError
-from .models import head_size
-from .params import Params
-from .ranks import Ranks
-from .records import TopTwo
+from ...errors import UsageError
+from ..models import head_size
+from ...params import Params
+from .data_parallel import Ranks
+from ...records import TopTwo
 from .strict import CPU_BUILD
 
 COMPANION = "companion"

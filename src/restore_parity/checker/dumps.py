@@ -10,10 +10,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from .journal import Journal
-from .messages import Problem, progress
-from .params import Params
-from .records import Key, RestoreRecord, Row
+from ..journal import Journal
+from .problems import Problem, progress
+from ..params import Params
+from ..records import Key, RestoreRecord, Row
 
 COLUMNS = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs")
 COLUMNS += ("generation_top2", "prev_top2")  # which a row may lack

@@ -18,11 +18,11 @@ import msgspec
 import psutil
 from tqdm import tqdm
 
-from .engine import CPU_BUILD, check_engine, engine_version
-from .errors import IncompleteError, UsageError
-from .journal import Journal, JournalError
-from .params import Params
-from .saved import Exit, RunInfo, read_info, write_info
+from .engine.vllm_engine import CPU_BUILD, check_engine, engine_version
+from ..errors import IncompleteError, UsageError
+from ..journal import Journal, JournalError
+from ..params import Params
+from ..checker.loading import Exit, RunInfo, read_info, write_info
 
 PHASES = ("uninterrupted", "killed", "restored")
 GATE = "gate"  # in a run's folder; its worker generates once the file is there

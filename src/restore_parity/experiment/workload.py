@@ -6,8 +6,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from .params import Params
-from .records import Key
+from ..params import Params
+from ..records import Key
 
 NOUNS = ("Call", "Lunch", "Sync", "Trip", "Talk", "Visit")
 SYSTEM = "Call tools in JSON."

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from .errors import IncompleteError, UsageError
-from .index import BROKEN, Run, index_dump
-from .journal import Journal, JournalError
-from .params import validate
-from .records import AlreadyTerminal, Completed, Restored
+from ..errors import IncompleteError, UsageError
+from .dumps import BROKEN, Run, index_dump
+from ..journal import Journal, JournalError
+from ..params import validate
+from ..records import AlreadyTerminal, Completed, Restored
 
 _decode_record = msgspec.json.Decoder(Restored | Completed | AlreadyTerminal).decode
 

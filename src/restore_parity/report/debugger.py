@@ -6,19 +6,19 @@ from IPython.display import HTML
 from matplotlib import pyplot
 from msgspec import Struct
 
-from .again import Again, Order, View, read_again, run_again, view_of
-from .checks import Judgement, first_difference, judge, likely
-from .cuts import AROUND, record_lines
-from .errors import IncompleteError, UsageError
+from ..experiment.rerun import Again, Order, View, read_again, run_again, view_of
+from ..checker.checks import Judgement, first_difference, judge, likely
+from ..checker.cut_text import AROUND, record_lines
+from ..errors import IncompleteError, UsageError
 from .figures import show
-from .finding import NAMES, find
-from .index import Run
-from .journal import Call
-from .messages import Problem, render
-from .models import text_of
-from .params import ROOT
-from .records import Row
-from .saved import load_runs
+from .diagnosis import NAMES, find
+from ..checker.dumps import Run
+from ..journal import Call
+from ..checker.problems import Problem, render
+from ..experiment.models import text_of
+from ..params import ROOT
+from ..records import Row
+from ..checker.loading import load_runs
 from .tables import table
 
 # Okabe and Ito's colours; the marker says the same without colour. The names are those of a case's views.

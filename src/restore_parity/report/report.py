@@ -9,13 +9,13 @@ from typing import Any
 import nbformat
 import papermill
 
-from . import results
-from .errors import IncompleteError, UsageError
-from .index import Run
+from ..checker import results
+from ..errors import IncompleteError, UsageError
+from ..checker.dumps import Run
 from .page import write_html
-from .params import NOTEBOOK, ROOT, Params
-from .saved import read_info
-from .supervisor import PHASES, check_saved, prepare
+from ..params import NOTEBOOK, ROOT, Params
+from ..checker.loading import read_info
+from ..experiment.supervisor import PHASES, check_saved, prepare
 
 FILES = ("report.ipynb", "report.html", "results.json", "junit.xml", "summary.md")
 

@@ -13,12 +13,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from .checks import CHECKS, Judgement, judge
-from .index import COLUMNS, Run, run_of
-from .journal import Call, Journal
-from .messages import progress
-from .params import Params
-from .records import AlreadyTerminal, Completed, Key, Restored, RestoreRecord, Row, ids_sha256
-from .saved import Exit, RunInfo
+from .dumps import COLUMNS, Run, run_of
+from ..journal import Call, Journal
+from .problems import progress
+from ..params import Params
+from ..records import AlreadyTerminal, Completed, Key, Restored, RestoreRecord, Row, ids_sha256
+from .loading import Exit, RunInfo
 
 MANY_TOKENS = 20_000
 Rows = dict[Key, Row]

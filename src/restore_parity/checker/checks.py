@@ -10,11 +10,11 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from .index import Run
-from .journal import Call
-from .messages import Problem, progress, window
-from .params import Params
-from .records import Completed, CutResult, Key, Restored, Row, TopTwo, ids_sha256
+from .dumps import Run
+from ..journal import Call
+from .problems import Problem, progress, window
+from ..params import Params
+from ..records import Completed, CutResult, Key, Restored, Row, TopTwo, ids_sha256
 
 CHECKS = (
     *("kill-happened", "cut-coverage", "same-setup", "reward-signal", "dump-complete", "row-membership"),

@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from .checks import CHECKS, Judgement
-from .index import Run
-from .params import Params
-from .records import CutResult
+from ..checker.checks import CHECKS, Judgement
+from ..checker.dumps import Run
+from ..params import Params
+from ..records import CutResult
 from .tables import BF16_STEP, margins, ordered, times
 
 # Okabe and Ito's colours, told apart by colour-blind readers; the hatch says the same without colour.

@@ -12,10 +12,10 @@ import msgspec
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from .checks import CHECKS, Judgement
-from .errors import IncompleteError, ParityError
-from .index import Run
-from .messages import Problem, render
-from .params import Params
+from ..errors import IncompleteError, ParityError
+from .dumps import Run
+from .problems import Problem, render
+from ..params import Params
 
 NOT_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 SUMMARY_BYTES = 900_000  # a step summary over 1 MiB is dropped whole

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from .errors import IncompleteError, UsageError
-from .index import Run
-from .journal import Call
-from .records import AlreadyTerminal, Completed, Key, Restored, RestoreRecord
+from ..errors import IncompleteError, UsageError
+from .dumps import Run
+from ..journal import Call
+from ..records import AlreadyTerminal, Completed, Key, Restored, RestoreRecord
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 LINE = re.compile(r"generation prefix (restored|completed|already terminal): (.*)")
