@@ -1,4 +1,4 @@
-# `make report` and `make test` do all the set-up they need; a second call sets nothing up again.
+# `make report`, `make test` and `make quick` do all the set-up they need; a second call sets nothing up again.
 PARAMS ?= params/smoke.yaml
 PYTHON ?= python3
 BIN := .venv/bin
@@ -6,9 +6,18 @@ BIN := .venv/bin
 report: .venv/ready
 	$(BIN)/restore-parity report $(PARAMS)
 
-test: .venv/ready browser
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+test: lint browser
 	$(BIN)/pytest
+
+# what starts no engine and no browser
+quick: lint
+	$(BIN)/pytest -m "not engine and not browser"
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 # torch's CPU build first: from a wheel folder pip already knows, else from PyTorch's own CPU index. The add-ons of
 # torch that the engine would pull in do not fit that build and break its import.
@@ -37,4 +46,4 @@ browser:
 clean:
 	rm -rf .venv runs
 
-.PHONY: report test browser clean
+.PHONY: report test quick lint browser clean

@@ -12,12 +12,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from restore_parity.engine import VllmEngine, engine_env
+from restore_parity.experiment.engine.settings import engine_env
+from restore_parity.experiment.engine.vllm_engine import VllmEngine
+from restore_parity.experiment.models import model_path
+from restore_parity.experiment.rollouts import Generation
+from restore_parity.experiment.workload import Codec, tasks
 from restore_parity.journal import JsonlWriter
-from restore_parity.models import model_path
-from restore_parity.params import ROOT, read_params
-from restore_parity.rollouts import Generation
-from restore_parity.workload import Codec, tasks
+from restore_parity.params import CHECKOUT, profile_file, read_params
 
 
 class NoJournal:
@@ -43,7 +44,7 @@ def main(file: Path, rounds: int) -> None:
     engine = VllmEngine(model, params.model_copy(update={"companion": False}), 1024)
     tokens_a_second(params, codec, engine, NoJournal(), todo, prompts, "warm-up")
     speeds: dict[str, list[float]] = {"with": [], "without": []}
-    with tempfile.TemporaryDirectory(dir=ROOT) as folder:  # the disk the runs lie on, not a temp folder in memory
+    with tempfile.TemporaryDirectory(dir=CHECKOUT) as folder:  # the disk the runs lie on, not a temp folder in memory
         for turn in range(2 * rounds):
             kind = ("with", "without")[(turn + turn // 2) % 2]  # with, without, without, with: drift hits both alike
             journal = JsonlWriter(Path(folder) / f"{turn}.jsonl", params.fsync_ms) if kind == "with" else NoJournal()
@@ -56,6 +57,6 @@ def main(file: Path, rounds: int) -> None:
 
 if __name__ == "__main__":
     main(
-        Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "params" / "smoke.yaml",
+        Path(sys.argv[1]) if len(sys.argv) > 1 else profile_file("smoke"),
         int(sys.argv[2]) if len(sys.argv) > 2 else 8,
     )

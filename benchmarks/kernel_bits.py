@@ -53,7 +53,8 @@ def main() -> None:
         "log_softmax": told(lambda x, at: torch.log_softmax(x.float(), -1)),
     }
     vllms = invariant.matmul_persistent
-    from restore_parity import kernels  # importing it replaces both, so what is vLLM's own was tried before
+    # importing it replaces both kernels, so what is vLLM's own was tried before
+    from restore_parity.experiment.engine import kernels
 
     tried["strict's product"] = told(lambda x, at: kernels.matmul(x, matrix.t()))
     tried["strict's norm with a residual"] = told(lambda x, at: kernels.rms_norm(x, weight, 1e-6, residual[at].clone())[0])

@@ -9,9 +9,9 @@ that are compiled once are held against them. STEPS makes the workload smaller.
 import sys
 from pathlib import Path
 
+from restore_parity.experiment.supervisor import Experiment
 from restore_parity.params import read_params
-from restore_parity.saved import RunInfo, read_info
-from restore_parity.supervisor import PHASES, prepare, run_phase
+from restore_parity.runs import PHASES, RunInfo, read_info
 
 
 def main(file: str, steps: str | None = None) -> None:
@@ -22,9 +22,9 @@ def main(file: str, steps: str | None = None) -> None:
     took = {}
     for name, phases in (("three", PHASES), ("one", PHASES[:1])):
         params = given.model_copy(update={"runs": f"{given.runs}_{name}", "overlap_starts": name == "three"})
-        prepare(params)
+        experiment = Experiment(params)
         for phase in phases:
-            run_phase(phase, params)
+            experiment.run(phase)
         infos = [read_info(params.folder / phase) for phase in phases]
         began = min(info.start for info in infos)
         took[name] = [max(map(end, infos)) - began for end in (engine_ready, generated, dumped)]

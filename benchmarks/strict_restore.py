@@ -21,15 +21,17 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 from msgspec import json as msgjson
 
-from restore_parity.engine import CPU_BUILD, VllmEngine, engine_env, engine_version
-from restore_parity.models import model_path
+from restore_parity.experiment.engine import protocol
+from restore_parity.experiment.engine.build import engine_version
+from restore_parity.experiment.engine.settings import engine_env
+from restore_parity.experiment.engine.vllm_engine import VllmEngine
+from restore_parity.experiment.models import model_path
 from restore_parity.params import Params
 
 CHILD_S = 240  # the most one setting may take
@@ -110,21 +112,22 @@ def replace_norm() -> None:
     from vllm.model_executor.layers import batch_invariant
 
     product = batch_invariant.matmul_persistent
-    from restore_parity import kernels  # noqa: F401  (importing it replaces both)
+    from restore_parity.experiment.engine import kernels  # noqa: F401  (importing it replaces both)
 
     batch_invariant.matmul_persistent = product
 
 
 def generate(engine: VllmEngine, name: str, prompts: list[list[int]], limits: list[int]) -> tuple[list, float]:
     """Every prompt's (token, log-probability) pairs, and the tokens a second of all of them together."""
-    made: dict[str, list] = {f"{name}-{i}": [] for i in range(len(prompts))}
+    requests = [
+        protocol.Request(call_id=f"{name}-{i}", prompt_ids=prompt, max_tokens=limit, sampling={"ignore_eos": True})
+        for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+    ]
     start = time.perf_counter()
-    for call_id, prompt, limit in zip(made, prompts, limits, strict=True):
-        engine.add(call_id, prompt, limit)
-    while engine.busy():
-        for output in engine.step():
-            made[output.call_id] += zip(output.ids, output.logprobs, strict=True)
-    return list(made.values()), sum(map(len, made.values())) / (time.perf_counter() - start)
+    answers = protocol.generate(engine, requests).values()
+    took = time.perf_counter() - start
+    pairs = [list(zip(answer.ids, answer.logprobs, strict=True)) for answer in answers]
+    return pairs, sum(map(len, pairs)) / took
 
 
 def measure(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
@@ -136,10 +139,10 @@ def measure(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
         {"model": model, "dtype": "bfloat16"}
         | {"steps": 1, "prompts_per_step": 1, "list_lengths": [1], "closing_limit_tokens": [tokens]}
         | {"generations_per_prompt": rows, "engine_env": setting.env}
-        | ({"dtype": "float32"} if engine_version()[0] == CPU_BUILD else {})
+        | ({"dtype": "float32"} if engine_version().on_cpu else {})
         | setting.params
     )
-    on_cpu = engine_version()[0] == CPU_BUILD
+    on_cpu = engine_version().on_cpu
     space = {} if on_cpu else {"kv_cache_memory_bytes": 8 << 30, "gpu_memory_utilization": 0.9 / jobs}
     given = given.model_copy(update={"engine_args": space | setting.args})  # unvalidated: what is refused is measured too
     os.environ.update(engine_env(given))
@@ -147,7 +150,8 @@ def measure(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
     if setting.one_norm:
         replace_norm()
     engine = VllmEngine(folder, given, 301 + tokens)
-    engine._sampling = partial(engine._sampling, ignore_eos=True)
+    if given.strict:
+        engine.try_restore()
     started = time.perf_counter() - start
     generate(engine, "warm", prompts, [8] * rows)
     rounds = setting.rounds if jobs == 1 else 1
@@ -212,7 +216,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    on_cpu = engine_version()[0] == CPU_BUILD
+    on_cpu = engine_version().on_cpu
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--model", default="tiny-qwen3" if on_cpu else "qwen3-1.7b-random")
     words.add_argument("--rows", type=int, default=48)
@@ -246,7 +250,7 @@ def main() -> None:
                 whole = {"model": options.model, "rows": options.rows, "tokens": options.tokens, "engine": engine_version()}
                 options.json.write_text(json.dumps(whole | {"settings": results}, indent=1))
     size = f"{options.rows} rows of {options.tokens} tokens"
-    print(f"\n{options.model}, {size}, {'=='.join(engine_version())}\n\n{table(results)}")
+    print(f"\n{options.model}, {size}, {engine_version()}\n\n{table(results)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""A tiny world of tokens: an engine that follows a script, a codec of bytes, three healthy runs by the real rollouts."""
+"""A tiny world of tokens: an engine that follows a script, and three healthy runs by rollouts.
+
+The rollouts are the real ones; the tests break what they leave behind.
+"""
 
 import json
 import subprocess
@@ -7,80 +10,69 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import yaml
 
-from restore_parity.checks import Judgement, judge
-from restore_parity.engine import Output
+from restore_parity.checker.checks import judge
+from restore_parity.checker.judgement import Judgement
+from restore_parity.checker.loading import load_run, load_runs
+from restore_parity.experiment.engine.protocol import Output
+from restore_parity.experiment.rollouts import Generation
+from restore_parity.experiment.workload import tasks
 from restore_parity.journal import Journal, JsonlWriter
 from restore_parity.params import Params
 from restore_parity.records import Key, Row
-from restore_parity.rollouts import Generation
-from restore_parity.saved import Exit, RunInfo, load_run, load_runs
-from restore_parity.workload import tasks
+from restore_parity.runs import Exit, RunInfo, write_info
 
-STOP = 2
-CUTS = {"1/0/0#1": 3, "1/1/0#1": "limit-1", "1/1/1#0": 5, "2/1/1#1": "limit"}
+# --- parameters -----------------------------------------------------------------------------------
 
-
-GIVEN = {
-    "model": "tiny-qwen3",
-    "strict": True,
-    "tool_limit_tokens": 24,
-    "closing_limit_tokens": [40, 20],
-    "cut_tokens": {"1/0/0#1": 1, "1/0/1#1": 15, "1/1/0#1": "limit-1", "1/1/1#1": "limit", "2/0/0#1": 16, "2/1/0#0": 17},
+STRICT = {
     "near_tie_margin": 0.0,
     "max_set_aside": 0.0,
     "max_logprob_diff": 0.0,
     "max_policy_diff": 0.0,
 }
+SMALL = {
+    "tool_limit_tokens": 12,
+    "closing_limit_tokens": [14, 9],
+    "cut_tokens": {"1/0/0#1": 3, "1/1/0#1": "limit-1", "1/1/1#0": 5, "2/1/1#1": "limit"},
+    "fsync_ms": 0,
+}
+# of a report with a real engine
+GIVEN = STRICT | {
+    "model": "tiny-qwen3",
+    "strict": True,
+    "tool_limit_tokens": 24,
+    "closing_limit_tokens": [40, 20],
+    "cut_tokens": {
+        "1/0/0#1": 1,
+        "1/0/1#1": 15,
+        "1/1/0#1": "limit-1",
+        "1/1/1#1": "limit",
+        "2/0/0#1": 16,
+        "2/1/0#0": 17,
+    },
+}
 
 
-def report(folder: Path, **changes) -> int:
+def params(**changes: Any) -> Params:
+    """Eight rows of short calls with four cuts; strict."""
+    return Params.model_validate(SMALL | STRICT | changes)
+
+
+def report(folder: Path, **changes: Any) -> int:
     """The `report` command over a file of parameters; its exit code."""
     file = folder.parent / f"{folder.name}.yaml"
     file.write_text(yaml.safe_dump(GIVEN | {"runs": str(folder)} | changes))
-    return subprocess.run([sys.executable, "-m", "restore_parity.cli", "report", str(file)], cwd=folder.parent).returncode
+    command = [sys.executable, "-m", "restore_parity.cli", "report", str(file)]
+    return subprocess.run(command, cwd=folder.parent).returncode
 
 
-def params(**changes) -> Params:
-    """Eight rows of short calls with four cuts; strict."""
-    small = {"tool_limit_tokens": 12, "closing_limit_tokens": [14, 9], "cut_tokens": CUTS, "fsync_ms": 0}
-    strict = {"near_tie_margin": 0.0, "max_set_aside": 0.0, "max_logprob_diff": 0.0, "max_policy_diff": 0.0}
-    return Params.model_validate(small | strict | changes)
+# --- an engine and a codec ------------------------------------------------------------------------
 
-
-class ScriptedEngine:
-    """A token a call a step; the next one is a function of all tokens before it, so a right restore is exact."""
-
-    def __init__(self, steps: int | None = None, width: int | None = None):
-        self._steps_left = steps  # then the process is "killed"
-        self._width = width  # calls that get a token in one step: the oldest ones
-        self._running: dict[str, tuple[list[int], int]] = {}
-        self.requests: list[tuple[str, list[int], int]] = []
-
-    def add(self, call_id: str, prompt_ids: list[int], max_tokens: int) -> None:
-        self.requests.append((call_id, prompt_ids, max_tokens))
-        self._running[call_id] = (list(prompt_ids), max_tokens)
-
-    def step(self) -> list[Output]:
-        if self._steps_left == 0:
-            raise KilledError
-        self._steps_left = None if self._steps_left is None else self._steps_left - 1
-        outputs = []
-        for call_id, (context, left) in list(self._running.items())[: self._width]:
-            token, logprob, top2 = likeliest(context)
-            context.append(token)
-            reason = "stop" if token == STOP else "length" if left == 1 else None
-            self._running[call_id] = (context, left - 1)
-            if reason:
-                del self._running[call_id]
-            outputs.append(Output(call_id, [token], [logprob], [top2], reason))
-        return outputs
-
-    def busy(self) -> bool:
-        return bool(self._running) or self._steps_left is not None  # held calls wait for the kill
+STOP = 2
 
 
 class KilledError(Exception):
@@ -95,20 +87,75 @@ def likeliest(context: list[int]) -> tuple[int, float, list[tuple[int, float]]]:
     return token, logprob, [(token, logprob), (60 + roll % 7, logprob - 2.5)]
 
 
+class ScriptedEngine:
+    """A token a call a step, a function of all tokens before it: a right restore is exact.
+
+    After `steps` steps the process is "killed"; `width` calls get a token in one step, the oldest.
+    """
+
+    def __init__(self, steps: int | None = None, width: int | None = None):
+        self.requests: list[tuple[str, list[int], int]] = []
+        self._steps_left = steps
+        self._width = width
+        self._running: dict[str, tuple[list[int], int]] = {}  # the context, the tokens left
+
+    def add(self, call_id: str, prompt_ids: list[int], max_tokens: int) -> None:
+        self.requests.append((call_id, prompt_ids, max_tokens))
+        self._running[call_id] = (list(prompt_ids), max_tokens)
+
+    def step(self) -> list[Output]:
+        if self._steps_left == 0:
+            raise KilledError
+        if self._steps_left is not None:
+            self._steps_left -= 1
+        return [self._next(call_id) for call_id in list(self._running)[: self._width]]
+
+    def busy(self) -> bool:
+        return bool(self._running) or self._steps_left is not None  # held calls wait for the kill
+
+    def _next(self, call_id: str) -> Output:
+        """One more token of a call."""
+        context, left = self._running[call_id]
+        token, logprob, top2 = likeliest(context)
+        self._running[call_id] = ([*context, token], left - 1)
+        reason = "length" if left == 1 else None
+        if token == STOP:
+            reason = "stop"
+        if reason:
+            del self._running[call_id]
+        return Output(
+            call_id=call_id, ids=[token], logprobs=[logprob], top2=[top2], finish_reason=reason
+        )
+
+
 class ByteCodec:
     """Text as its bytes; 2 is the stop token."""
 
     stop_ids = (STOP,)
 
-    def prompt_ids(self, messages) -> list[int]:
+    def prompt_ids(self, messages: list[dict]) -> list[int]:
         return list(messages[-1]["content"].encode())
 
-    def tool_ids(self, messages, last_id, result) -> list[int]:
-        ids = [STOP, *f"\n{json.dumps(result)}\n".encode()]
-        return ids[1:] if last_id == STOP else ids
+    def tool_ids(self, messages: list[dict], last_id: int, result: dict) -> list[int]:
+        ids = list(f"\n{json.dumps(result)}\n".encode())
+        return ids if last_id == STOP else [STOP, *ids]
 
-    def text(self, ids) -> str:
-        return bytes(i for i in ids if i != STOP).decode(errors="replace")
+    def text(self, ids: list[int]) -> str:
+        return bytes(token for token in ids if token != STOP).decode(errors="replace")
+
+
+# --- three healthy runs ---------------------------------------------------------------------------
+
+
+def healthy_runs(
+    folder: Path, given: Params | None = None, steps: int = 24, width: int | None = None
+) -> Path:
+    """The three runs of a restore that is right, as files; the kill comes after so many steps."""
+    given = given or params()
+    generate(folder / "uninterrupted", "uninterrupted", given, width=width)
+    generate(folder / "killed", "killed", given, steps=steps, width=width)
+    generate(folder / "restored", "restored", given, source=folder / "killed", width=width)
+    return folder
 
 
 def generate(
@@ -119,31 +166,48 @@ def generate(
     source: Path | None = None,
     width: int | None = None,
 ) -> ScriptedEngine:
-    """One run of the real rollouts over the scripted engine, with the files a worker and a trainer leave."""
+    """One run of the real rollouts, with the files that a worker and a trainer leave."""
     folder.mkdir(parents=True)
     begun = time.time()
-    codec, engine = ByteCodec(), ScriptedEngine(steps, width)
+    engine = ScriptedEngine(steps, width)
+    rows = _rollouts(folder, phase, given, engine, source)
+    if phase != "killed":
+        write_dump(folder / "training.jsonl", rows)
+    write_info(folder, _info(folder, phase, given, begun))
+    return engine
+
+
+def _rollouts(
+    folder: Path, phase: str, given: Params, engine: ScriptedEngine, source: Path | None
+) -> list[tuple[int, Row]]:
+    """Generate until the end or the kill: (train step, row), none of a killed run."""
+    codec, journal = ByteCodec(), JsonlWriter(folder / "journal.jsonl")
+    generation = Generation(given, phase[0], codec, engine, journal)
+    if source:
+        captured = Journal(source / "journal.jsonl").poll()
+        restores = JsonlWriter(folder / "restores.jsonl")
+        generation = Generation(given, phase[0], codec, engine, journal, captured, restores)
+    if phase == "killed":
+        generation.holds = {name: given.planned_tokens(name) for name in given.cut_tokens}
     todo = tasks(given)
-    captured = Journal(source / "journal.jsonl").poll() if source else None
-    restores = JsonlWriter(folder / "restores.jsonl") if source else None
-    holds = {name: given.planned_tokens(name) for name in given.cut_tokens} if phase == "killed" else {}
-    journal = JsonlWriter(folder / "journal.jsonl")
-    generation = Generation(given, phase[0], codec, engine, journal, captured, restores, holds)
-    prompts = [codec.prompt_ids(task.messages()) for task in todo]
     try:
-        rollouts = generation.run(todo, prompts)
+        rollouts = generation.run(todo, [codec.prompt_ids(task.messages()) for task in todo])
     except KilledError:
-        rollouts = []
-    ended = Exit(time=time.time(), code=0)
+        return []
+    journal.close()
+    if generation.restores:
+        generation.restores.close()
+    return [(one.task.key.train_step, trained(generation.row(one))) for one in rollouts]
+
+
+def _info(folder: Path, phase: str, given: Params, begun: float) -> RunInfo:
+    """What run.json tells of a run that has just ended."""
+    now = time.time()
+    ended = Exit(time=now, code=0)
     if phase == "killed":
         calls = Journal(folder / "journal.jsonl").poll().open_calls()
-        ended = Exit(time=time.time(), signal=9, open_calls={call.call_id: len(call.ids) for call in calls})
-    else:
-        for writer in filter(None, (journal, restores)):
-            writer.close()
-        rows = [(rollout.task.key.train_step, trained(generation.row(rollout))) for rollout in rollouts]
-        write_dump(folder / "training.jsonl", rows)
-    info = RunInfo(
+        ended = Exit(time=now, signal=9, open_calls={call.call_id: len(call.ids) for call in calls})
+    return RunInfo(
         phase=phase,
         run_id=phase[0],
         params_sha256=given.sha256(),
@@ -154,44 +218,52 @@ def generate(
         start=begun,
         ready=begun,
         exit=ended,
-        trained=None if phase == "killed" else time.time(),
+        trained=None if phase == "killed" else now,
+        model_folder=given.model,
     )
-    (folder / "run.json").write_bytes(msgspec.json.encode(info))
-    return engine
 
 
 def trained(row: Row) -> Row:
-    """A row with the trainer's columns filled in: a policy that gives every token a little less than the engine."""
-    given = [
-        0.0 if mask == 0 else logprob - 0.01
-        for mask, logprob in zip(row.token_loss_mask, row.generation_logprobs, strict=True)
-    ]
-    return msgspec.structs.replace(row, advantages=[0.5 * mask for mask in row.token_loss_mask], prev_logprobs=given)
+    """The row with the trainer's columns: a policy a little less sure than the engine."""
+    masks, logprobs = row.token_loss_mask, row.generation_logprobs
+    pairs = zip(masks, logprobs, strict=True)
+    policy = [logprob - 0.01 if mask else 0.0 for mask, logprob in pairs]
+    advantages = [0.5 * mask for mask in masks]
+    return msgspec.structs.replace(row, advantages=advantages, prev_logprobs=policy)
 
 
 def write_dump(file: Path, rows: list[tuple[int, Row]]) -> None:
-    lines = [msgspec.json.encode({"train_step": step, "chunk_index": 0, "rows": [row]}) for step, row in rows]
-    file.write_bytes(b"".join(line + b"\n" for line in lines))
+    """A dump of (train step, row), one row a line."""
+    with file.open("wb") as stream:
+        for step, row in rows:
+            chunk = {"train_step": step, "chunk_index": 0, "rows": [row]}
+            stream.write(msgspec.json.encode(chunk) + b"\n")
 
 
-def healthy_runs(folder: Path, given: Params | None = None, steps: int = 24, width: int | None = None) -> Path:
-    """The three runs of a restore that is right, as files; the kill comes after so many steps."""
-    given = given or params()
-    generate(folder / "uninterrupted", "uninterrupted", given, width=width)
-    generate(folder / "killed", "killed", given, steps=steps, width=width)
-    generate(folder / "restored", "restored", given, source=folder / "killed", width=width)
-    return folder
+# --- judging and breaking them --------------------------------------------------------------------
 
 
-def change_row(folder: Path, key: str, change: Callable[[dict], None], run: str = "restored") -> None:
+def judged(folder: Path, **thresholds: Any) -> Judgement:
+    """The judgement of three runs by the strict thresholds or others."""
+    return judge(load_runs(folder), params(**thresholds))
+
+
+def failed(judgement: Judgement) -> set[str]:
+    """The checks that found a problem."""
+    return {problem.check for problem in judgement.problems}
+
+
+def change_row(
+    folder: Path, key: str, change: Callable[[dict], Any], run: str = "restored"
+) -> None:
     """Change one row of a dump in place."""
     file = folder / run / "training.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    for line in lines:
-        for row in line["rows"]:
-            if str(Key(line["train_step"], row["prompt_idx"], row["generation_index"])) == key:
+    chunks = [json.loads(line) for line in file.read_text().splitlines()]
+    for chunk in chunks:
+        for row in chunk["rows"]:
+            if str(Key(chunk["train_step"], row["prompt_idx"], row["generation_index"])) == key:
                 change(row)
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file.write_text("".join(json.dumps(chunk) + "\n" for chunk in chunks))
 
 
 def change_records(folder: Path, change: Callable[[list[dict]], list[dict]]) -> None:
@@ -201,28 +273,30 @@ def change_records(folder: Path, change: Callable[[list[dict]], list[dict]]) -> 
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def judged(folder: Path, **thresholds) -> Judgement:
-    uninterrupted, killed, restored = load_runs(folder)
-    return judge(uninterrupted, restored, killed, params(**thresholds))
+def at_place(place: int, **columns: Any) -> Callable[[dict], None]:
+    """A change of a row: other values at one place of some columns."""
+
+    def change(row: dict) -> None:
+        for name, value in columns.items():
+            row[name][place] = value
+
+    return change
 
 
-def failed(judgement: Judgement) -> set[str]:
-    return {problem.check for problem in judgement.problems}
+def tie(folder: Path, margin: float, place: int = -4) -> None:
+    """Let the restored row 1/0/0 take token 99 at a place, by a tie that both runs show.
+
+    Places count from the row's end; -14 to -12 are the captured ones.
+    """
+    baseline = load_run(folder / "uninterrupted").only(Key(1, 0, 0))
+    token = baseline.token_ids[place]
+    choose(folder, "uninterrupted", "1/0/0", place, [token, 99], margin)
+    choose(folder, "restored", "1/0/0", place, [99, token], margin)
 
 
-def at(place, value):
-    """A list with one place, counted from its end, replaced."""
-    return lambda values: [*values[: len(values) + place], value, *values[len(values) + place + 1 :]]
-
-
-def at_place(place, **columns):
-    """A change of one place of some columns of a row."""
-    return lambda row: row.update({name: at(place, value)(row[name]) for name, value in columns.items()})
-
-
-def tie(runs, margin, place=-4) -> None:
-    """Make the restored row 1/0/0 part from the baseline at a tie, shown by both runs' top-2, inside its restored call."""
-    ours = load_run(runs / "uninterrupted").only(Key(1, 0, 0)).token_ids[place]
-    for run, (token, other) in {"uninterrupted": (ours, 99), "restored": (99, ours)}.items():
-        pair = [[token, -0.6], [other, -0.6 - margin]]
-        change_row(runs, "1/0/0", at_place(place, token_ids=token, generation_top2=pair, generation_logprobs=-0.6), run)
+def choose(folder: Path, run: str, key: str, place: int, tokens: list[int], margin: float) -> None:
+    """Let a run take the first of two tokens, the other `margin` nats less likely."""
+    chosen, other = tokens
+    top2 = [[chosen, -0.6], [other, -0.6 - margin]]
+    change = at_place(place, token_ids=chosen, generation_top2=top2, generation_logprobs=-0.6)
+    change_row(folder, key, change, run)

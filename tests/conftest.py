@@ -28,5 +28,5 @@ def tiny(tmp_path_factory) -> Path:
 @pytest.fixture
 def saved(tiny, tmp_path) -> Path:
     """A copy of it, its runs saved and nothing reported yet."""
-    shutil.copytree(tiny, tmp_path / "runs", ignore=shutil.ignore_patterns("report*", "results.json", "*.md", "*.xml"))
-    return tmp_path / "runs"
+    reported = shutil.ignore_patterns("report*", "results.json", "*.md", "*.xml")
+    return Path(shutil.copytree(tiny, tmp_path / "runs", ignore=reported))

@@ -8,8 +8,12 @@ import pytest
 from restore_parity.journal import Delta, End, Journal, JournalError, JsonlWriter, Start
 from restore_parity.records import Key
 
-START = Start("c", "1/0/0", 0, "g", [5, 6], 9, 1.0)
-DELTA = Delta("c", [7, 8], [-0.5, -0.25], [[(7, -0.5), (9, -2.0)], [(8, -0.25), (9, -2.0)]], 2.0)
+START = Start(
+    call_id="c", key="1/0/0", call_index=0, group_id="g", prompt_ids=[5, 6], max_tokens=9, t=1.0
+)
+TOP2 = [[(7, -0.5), (9, -2.0)], [(8, -0.25), (9, -2.0)]]
+DELTA = Delta(call_id="c", ids=[7, 8], logprobs=[-0.5, -0.25], top2=TOP2, t=2.0)
+END = End(call_id="c", finish_reason="stop", t=3.0, tool_ids=[4])
 
 
 def written(tmp_path, *records, after=b""):
@@ -23,7 +27,7 @@ def written(tmp_path, *records, after=b""):
 
 
 def test_a_call_comes_back_as_it_was_written(tmp_path):
-    journal = written(tmp_path, START, DELTA, End("c", "stop", 3.0, [4])).poll()
+    journal = written(tmp_path, START, DELTA, END).poll()
     call = journal.calls["c"]
     assert (call.ids, call.logprobs, call.finish_reason, call.tool_ids) == ([7, 8], [-0.5, -0.25], "stop", [4])
     assert journal.tool_runs == {Key(1, 0, 0): 1}
@@ -73,7 +77,7 @@ def test_a_broken_record_names_file_line_and_byte(tmp_path, line):
 
 def test_ragged_deltas_are_broken(tmp_path):
     with pytest.raises(JournalError, match="differ in length"):
-        written(tmp_path, START, Delta("c", [1], [], [], 1.0)).poll()
+        written(tmp_path, START, Delta(call_id="c", ids=[1], logprobs=[], top2=[], t=1.0)).poll()
 
 
 def test_records_wait_for_the_group_commit(tmp_path):

@@ -5,7 +5,7 @@ import yaml
 from builders import params
 
 from restore_parity.errors import UsageError
-from restore_parity.params import ROOT, Params, read_params, validate
+from restore_parity.params import Params, profiles, read_params, validate
 
 CUT = {"kill_after_tokens": 5}
 
@@ -16,13 +16,13 @@ def refusal(**values) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "params").glob("*.yaml")), ids=lambda file: file.stem)
-def test_the_shipped_profiles_are_valid(file):
-    assert read_params(file).runs == f"runs/{file.stem}"
+@pytest.mark.parametrize(("name", "file"), profiles().items(), ids=profiles())
+def test_the_shipped_profiles_are_valid(name, file):
+    assert read_params(file).runs == f"runs/{name}"
 
 
 def test_the_gpu_profiles_differ_in_strictness_alone():
-    loose, strict = (read_params(ROOT / "params" / f"{name}.yaml").model_dump() for name in ("gpu", "gpu_strict"))
+    loose, strict = (read_params(profiles()[name]).model_dump() for name in ("gpu", "gpu_strict"))
     differing = {name for name in loose if loose[name] != strict[name]}
     assert differing == {
         *("runs", "strict", "near_tie_margin", "max_set_aside", "max_logprob_diff", "max_policy_diff", "thresholds_from"),

@@ -1,32 +1,56 @@
-"""Parameters: read from YAML or the notebook's namespace, validated, hashed."""
+"""Parameters: read from a profile (YAML) or a mapping, validated, hashed."""
 
 import difflib
 import hashlib
 import json
 import re
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
 
 from .errors import UsageError
-from .records import Key
+from .records import CutKey, Key
 
-ROOT = Path(__file__).parents[2]
-NOTEBOOK = ROOT / "notebooks" / "restore_parity.ipynb"
-Count = Annotated[int, Field(gt=0)]
+PACKAGE = Path(__file__).parent
+CHECKOUT = PACKAGE.parents[1]  # of an installed wheel: a folder that holds no pyproject.toml
+
+Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-# Stores of keys and values that outlive a process: they would hand the restored run the killed run's own state.
-SHARED_CACHES = ("kv_transfer_config", "kv_offloading_size", "kv_offloading_backend", "kv_events_config")
-OWN_ARGS = ("model", "dtype", "seed", "logprobs_mode", "trust_remote_code", "skip_tokenizer_init")
+# Caches that outlive a process would give the restored run what another run computed.
+SHARED_CACHES = (
+    "kv_transfer_config",
+    "kv_offloading_size",
+    "kv_offloading_backend",
+    "kv_events_config",
+)
+OWN_ARGS = (
+    "model",
+    "dtype",
+    "seed",
+    "logprobs_mode",
+    "trust_remote_code",
+    "skip_tokenizer_init",
+)
 QUASI_GREEDY_TOP_P = 1e-6
-MANY = 1_000_000
+MOST_ROWS = 1_000_000
 
 
 class Params(BaseModel):
-    """Everything that can be set; the notebook's parameters cell says what each is and in which unit."""
+    """All that can be set; the notebook's parameters cell says what each is and in which unit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,105 +67,157 @@ class Params(BaseModel):
     top_p: float = 1.0
     seed: int = 0
 
-    steps: Count = 2
-    prompts_per_step: Count = 2
-    generations_per_prompt: Count = 2
+    steps: Positive = 2
+    prompts_per_step: Positive = 2
+    generations_per_prompt: Positive = 2
     closing: str = "count from 1 to {n}"
-    list_lengths: list[Count] = [16, 16]
-    tool_limit_tokens: Count = 64
-    closing_limit_tokens: list[Count] = [64, 30]
+    list_lengths: list[Positive] = [16, 16]
+    tool_limit_tokens: Positive = 64
+    closing_limit_tokens: list[Positive] = [64, 30]
     fsync_ms: Size = 20.0
 
     cut_tokens: dict[str, StrictInt | str] = {}
-    kill_after_tokens: Count = 200
+    kill_after_tokens: Positive = 200
     overlap_starts: bool = False
-    timeout_s: Count = 1800
+    timeout_s: Positive = 1800
 
     learning_rate: Size = 1e-6
-    micro_batch_rows: Count = 2
+    micro_batch_rows: Positive = 2
 
     near_tie_margin: Size = 0.3
     max_set_aside: Share = 0.5
     max_logprob_diff: Size = 0.3
     max_policy_diff: Size = 1e-3
     min_cut_groups: Annotated[int, Field(ge=0)] = 0
-    thresholds_from: str = "NeMo RL #4507: log-probabilities of equal tokens moved by up to 0.30 nats"
+    thresholds_from: str = (
+        "NeMo RL #4507: log-probabilities of equal tokens moved by up to 0.30 nats"
+    )
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_bool_for_a_number(cls, value, info):
-        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
-            raise ValueError("true or false is no number")
+    def _numbers_are_not_booleans(cls, value: Any, info: ValidationInfo) -> Any:
+        wants_boolean = cls.model_fields[str(info.field_name)].annotation is bool
+        if isinstance(value, bool) and not wants_boolean:
+            raise ValueError("true and false are not numbers")
         return value
 
     @model_validator(mode="after")
-    def _agree(self):
-        greedy = self.temperature == 0 or (self.temperature == 1 and 0 < self.top_p <= QUASI_GREEDY_TOP_P)
-        if not greedy:
+    def _sampling_is_greedy(self) -> "Params":
+        quasi_greedy = self.temperature == 1 and 0 < self.top_p <= QUASI_GREEDY_TOP_P
+        if self.temperature != 0 and not quasi_greedy:
             raise ValueError(
-                f"temperature {self.temperature} with top_p {self.top_p} samples, and parity of samples is undefined: "
-                "use temperature 0, or temperature 1 with top_p 1.0e-6"
+                f"temperature {self.temperature} with top_p {self.top_p} samples, and parity of "
+                "samples is undefined: use temperature 0, or temperature 1 with top_p 1.0e-6"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _workload_fits_together(self) -> "Params":
         for name in ("list_lengths", "closing_limit_tokens"):
             if len(getattr(self, name)) != self.prompts_per_step:
-                raise ValueError(f"{name} needs {self.prompts_per_step} entries, one for each prompt of a step")
+                raise ValueError(
+                    f"{name} needs {self.prompts_per_step} entries, one for each prompt of a step"
+                )
+        if self.steps * self.prompts_per_step * self.generations_per_prompt > MOST_ROWS:
+            raise ValueError(
+                f"more than {MOST_ROWS} rows: steps x prompts_per_step x generations_per_prompt"
+            )
+        if any(ord(char) < 32 or 0xD800 <= ord(char) < 0xE000 for char in self.runs):
+            raise ValueError(f"runs: {self.runs!r} cannot be the name of a folder")
+        return self
+
+    @model_validator(mode="after")
+    def _engine_args_are_safe(self) -> "Params":
         try:
             json.dumps(self.engine_args)
         except (TypeError, ValueError):
-            raise ValueError("engine_args: only what JSON can hold: numbers, texts, true, false, lists, mappings") from None
-        if any(ord(char) < 32 or 0xD800 <= ord(char) < 0xE000 for char in self.runs):
-            raise ValueError(f"runs: {self.runs!r} is no name of a folder")
-        if self.steps * self.prompts_per_step * self.generations_per_prompt > MANY:
-            raise ValueError(f"more than {MANY} rows: steps x prompts_per_step x generations_per_prompt")
-        for name in self.engine_args:
+            raise ValueError(
+                "engine_args: only what JSON can hold: numbers, texts, true, false, lists, mappings"
+            ) from None
+        for name, value in self.engine_args.items():
             if name in OWN_ARGS:
-                raise ValueError(f"engine_args.{name}: set by the parameters themselves; leave it out")
-            if name in SHARED_CACHES or (name == "enable_prefix_caching" and self.engine_args[name]):
                 raise ValueError(
-                    f"engine_args.{name}: a cache could serve the restored run tokens that another run computed, "
-                    "and nothing would be restored; leave it out"
+                    f"engine_args.{name}: set by the parameters themselves; leave it out"
                 )
+            if name in SHARED_CACHES or (name == "enable_prefix_caching" and value):
+                raise ValueError(
+                    f"engine_args.{name}: a cache could serve the restored run tokens that another "
+                    "run computed, and nothing would be restored; leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _cuts_can_be_reached(self) -> "Params":
+        rows = set()
         for name in self.cut_tokens:
-            self.cut_limit(name)
-            if not 1 <= self.planned_tokens(name) <= self.cut_limit(name):
-                raise ValueError(f"cut_tokens[{name}]: between 1 and the call's limit of {self.cut_limit(name)} tokens")
-        if len({name.split("#")[0] for name in self.cut_tokens}) < len(self.cut_tokens):
-            raise ValueError("cut_tokens: a rollout has one open call at a time; two cuts name the same row")
+            cut, limit = self._cut(name), self.cut_limit(name)
+            if not 1 <= self.planned_tokens(name) <= limit:
+                raise ValueError(
+                    f"cut_tokens[{name}]: between 1 and the call's limit of {limit} tokens"
+                )
+            rows.add(cut.row)
+        if len(rows) < len(self.cut_tokens):
+            raise ValueError(
+                "cut_tokens: a rollout has one open call at a time; two cuts name the same row"
+            )
         return self
 
     def row_keys(self) -> list[Key]:
         """The keys of all rows, in order."""
-        steps, prompts = range(1, self.steps + 1), range(self.prompts_per_step)
-        return [Key(s, p, g) for s in steps for p in prompts for g in range(self.generations_per_prompt)]
+        return [
+            Key(step, prompt, generation)
+            for step in range(1, self.steps + 1)
+            for prompt in range(self.prompts_per_step)
+            for generation in range(self.generations_per_prompt)
+        ]
 
     def limit_tokens(self, key: Key, call_index: int) -> int:
         """A call's original limit: prefix and tail together."""
-        return self.closing_limit_tokens[key.prompt_idx] if call_index else self.tool_limit_tokens
+        if call_index == 0:
+            return self.tool_limit_tokens
+        return self.closing_limit_tokens[key.prompt_idx]
 
     def cut_limit(self, name: str) -> int:
-        match = re.fullmatch(r"(\d{1,9}/\d{1,9}/\d{1,9})#([01])", name)
-        sizes = (self.steps + 1, self.prompts_per_step, self.generations_per_prompt)
-        key = Key.parse(match[1]) if match else None
-        if key is None or key.train_step < 1 or any(there >= size for there, size in zip(key, sizes, strict=True)):
-            raise ValueError(f"cut_tokens[{name}]: no such call; write step/prompt/generation#call, as 1/0/1#1")
-        return self.limit_tokens(Key.parse(match[1]), int(match[2]))
+        """The original limit of the call that `name` cuts. Raises ValueError: no such call."""
+        cut = self._cut(name)
+        return self.limit_tokens(cut.row, cut.call_index)
 
     def planned_tokens(self, name: str) -> int:
-        """How many tokens of the call `name` the journal is to keep."""
-        tokens, limit = self.cut_tokens[name], self.cut_limit(name)
+        """How many tokens of the call that `name` cuts the journal is to keep."""
+        tokens = self.cut_tokens[name]
         if isinstance(tokens, int):
             return tokens
-        if not (match := re.fullmatch(r"limit(?:-(\d+))?", tokens)):
-            raise ValueError(f"cut_tokens[{name}]: a number of tokens, 'limit' or 'limit-1', not {tokens!r}")
-        return limit - int(match[1] or 0)
+        if not (match := re.fullmatch(r"limit(?:-(\d{1,9}))?", tokens)):
+            raise ValueError(
+                f"cut_tokens[{name}]: a number of tokens, 'limit' or 'limit-1', not {tokens!r}"
+            )
+        return self.cut_limit(name) - int(match[1] or 0)
+
+    def _cut(self, name: str) -> CutKey:
+        try:
+            cut = CutKey.parse(name)
+        except ValueError:
+            cut = None
+        if cut is None or cut.call_index > 1 or not self._holds(cut.row):
+            raise ValueError(
+                f"cut_tokens[{name}]: no such call; write step/prompt/generation#call, as 1/0/1#1"
+            )
+        return cut
+
+    def _holds(self, key: Key) -> bool:
+        return (
+            1 <= key.train_step <= self.steps
+            and key.prompt_idx < self.prompts_per_step
+            and key.generation_index < self.generations_per_prompt
+        )
 
     @property
     def folder(self) -> Path:
-        """Where the runs lie; a relative `runs` counts from the project's folder."""
-        return ROOT / self.runs
+        """Where the runs lie; a relative `runs` counts from the working directory."""
+        return Path(self.runs)
 
     def workload(self) -> dict[str, Any]:
-        """What decides the rows: everything but where they lie, when their engines start and how they are judged."""
+        """What decides the rows: not where they lie, when engines start, how they are judged."""
         return self.model_dump(exclude=JUDGING)
 
     def sha256(self) -> str:
@@ -150,26 +226,67 @@ class Params(BaseModel):
 
 
 JUDGING = {
-    *("runs", "reuse", "overlap_starts", "timeout_s", "min_cut_groups", "thresholds_from"),
-    *("near_tie_margin", "max_set_aside", "max_logprob_diff", "max_policy_diff"),
+    "runs",
+    "reuse",
+    "overlap_starts",
+    "timeout_s",
+    "near_tie_margin",
+    "max_set_aside",
+    "max_logprob_diff",
+    "max_policy_diff",
+    "min_cut_groups",
+    "thresholds_from",
 }
 
 
 def validate(values: dict[str, Any], source: str) -> Params:
-    """Raises UsageError, naming `source`, the parameter, and the nearest right one where it is misspelt."""
+    """Parameters of a mapping.
+
+    Raises UsageError with `source`, the parameter, and the nearest right one of a misspelt one.
+    """
     try:
         return Params.model_validate(values)
     except ValidationError as error:
-        raise UsageError("\n".join(f"{source}: {_told(e)}" for e in error.errors())) from None
+        messages = [f"{source}: {_message(details)}" for details in error.errors()]
+        raise UsageError("\n".join(messages)) from None
 
 
-def _told(error) -> str:
-    place = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
+def _message(details: ErrorDetails) -> str:
+    place = ".".join(map(str, details["loc"]))
+    if details["type"] == "extra_forbidden":
         near = difflib.get_close_matches(place, Params.model_fields, n=1)
-        return f"unknown parameter {place!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{place}: {message}, not {error['input']!r}" if place else message
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"unknown parameter {place!r}{hint}"
+    message = details["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}, not {details['input']!r}" if place else message
+
+
+def shipped(name: str) -> Path:
+    """A file that comes with the package: inside an installed wheel, or in the checkout."""
+    inside = PACKAGE / "shipped" / name
+    return inside if inside.exists() else CHECKOUT / name
+
+
+def profiles() -> dict[str, Path]:
+    """The profiles that come with the package, by name."""
+    return {file.stem: file for file in sorted(shipped("params").glob("*.yaml"))}
+
+
+def profile_file(given: str) -> Path:
+    """The file of a profile: a path as it is, else a profile of the package by its name.
+
+    Raises UsageError where there is neither.
+    """
+    file = Path(given)
+    if file.exists() or file.suffix or len(file.parts) > 1:
+        return file
+    known = profiles()
+    if given not in known:
+        raise UsageError(
+            f"{given}: no such file, and no profile of that name",
+            f"give a file, or one of {', '.join(known)}",
+        )
+    return known[given]
 
 
 def read_params(file: Path) -> Params:
@@ -178,37 +295,29 @@ def read_params(file: Path) -> Params:
 
 
 class OnceLoader(yaml.SafeLoader):
-    """YAML's safe loader, but for a key given twice, of which the first value would be lost without a word."""
+    """YAML's safe loader that refuses a key given twice: the first value would be lost unsaid."""
 
-    def construct_mapping(self, node, deep=False):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Raises YAMLError where a key of the mapping is given twice."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.YAMLError(f"line {node.start_mark.line + 1}: {key!r} is given twice")
+                line = node.start_mark.line + 1
+                raise yaml.YAMLError(f"line {line}: {key!r} is given twice")
         return super().construct_mapping(node, deep)
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
+    """The mapping a YAML file holds. Raises UsageError."""
     try:
-        values = yaml.load(file.read_text(), Loader=OnceLoader)
+        values = yaml.load(file.read_text(encoding="utf-8"), Loader=OnceLoader)
     except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}", "give a file such as params/smoke.yaml") from None
+        raise UsageError(
+            f"{file}: {error.strerror}", "give a file such as params/smoke.yaml"
+        ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
     if values is not None and not isinstance(values, dict):
-        raise UsageError(f"{file}: a mapping of parameters is wanted, not a {type(values).__name__}")
+        kind = type(values).__name__
+        raise UsageError(f"{file}: a mapping of parameters is wanted, not a {kind}")
     return values or {}
-
-
-def from_notebook(shell) -> Params:
-    """The parameters of a running notebook: every plain value its user namespace holds at the first cell.
-
-    Reading all of them, not only the known names, is what tells a misspelt override: papermill only warns.
-    """
-    plain = (str, int, float, bool, list, dict)
-    names = {
-        name: value
-        for name, value in shell.user_ns.items()
-        if not name.startswith("_") and name not in shell.user_ns_hidden and isinstance(value, plain)
-    }
-    return validate({name: value for name, value in names.items() if name not in ("In", "Out")}, "parameters")

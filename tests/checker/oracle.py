@@ -1,144 +1,61 @@
-"""A second comparer, as naive as can be: no index, no shared code, every question answered by looking through all again.
+"""A second comparer, as naive as can be: no index, no shared code, every question asked anew.
 
-It reads rows, calls and records as plain dictionaries and answers two things: the verdict, and which rows a problem names.
+It reads rows, calls and records as plain dictionaries, keys as they print (1/0/0), and answers two
+things: the verdict, and which rows a problem names.
 """
 
 import hashlib
 import itertools
 import math
 
-LISTS = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs", "generation_top2")
+LISTS = (
+    "token_ids",
+    "token_loss_mask",
+    "advantages",
+    "generation_logprobs",
+    "prev_logprobs",
+    "generation_top2",
+)
+CONTENTS = ("input_length", "token_ids", "token_loss_mask", "sample_loss_mask", "reward")
 
 
 def oracle(world: dict, limits: dict) -> tuple[str, set[str]]:
-    """`world`: planned keys, baseline and restored [(key, row)], calls, records, infos, all plain. Keys print as 1/0/0."""
-    named: set[str] = set()
-    unnamed = assumption = False
-    baseline, restored, calls, records = world["baseline"], world["restored"], world["calls"], world["records"]
-    for key in {key for key, _ in baseline + restored} | set(world["planned"]):
-        wanted = 1 if key in world["planned"] else 0
-        for dump in (baseline, restored):
-            if sum(1 for other, _ in dump if other == key) != wanted:
-                named.add(key)
-    for dump in (baseline, restored):
-        for key, row in dump:
-            if not sound(row):
-                named.add(key)
-        for (key, row), (other, another) in itertools.product(dump, dump):
-            together = key.rsplit("/", 1)[0] == other.rsplit("/", 1)[0]
-            if together != (row["group_id"] == another["group_id"]):
-                unnamed = True
-    if len({row["reward"] for _, row in baseline}) < 2 or not any(row["sample_loss_mask"] for _, row in baseline):
-        assumption = True
-    ended = world["infos"]["killed"]["exit"]
-    if not ended or ended["signal"] != 9 or not ended["open_calls"]:
-        assumption = True
-    setups = [info["setup"] for info in world["infos"].values()]
-    if any(setup != setups[0] for setup in setups):
-        assumption = True
-    for record in records:
-        if not any(record["source_call_id"] == call["call_id"] for call in calls):
-            unnamed = True
-    aside: list[str] = []
-    parted: dict[str, int] = {}
-    covered = False
-    steps_aside: list[int] = []
-    for call in calls:
-        key = call["key"]
-        mine = [record for record in records if record["source_call_id"] == call["call_id"]]
-        begun = [record for record in mine if record["event"] == "restored"]
-        over = [record for record in mine if record["event"] != "restored"]
-        bad = len(begun) != 1 or len(over) != 1
-        row, there = only(restored, key), only(baseline, key)
-        if not begun or not over or row is None:
-            if bad:
-                named.add(key)
-            continue
-        begun, over = begun[0], over[0]
-        runs, place = [], 0
-        for trained, group in itertools.groupby(row["token_loss_mask"]):
-            size = len(list(group))
-            if trained:
-                runs.append((place, place + size))
-            place += size
-        first, stop = runs[call["call_index"]] if call["call_index"] < len(runs) else (place, place)
-        size = begun["prefix_tokens"]
-        tail = over.get("tail_tokens", 0)
-        prefix = row["token_ids"][first : first + size]
-        claim = (begun["group_id"], begun["generation_index"], begun["call_index"])
-        true = (row["group_id"], int(key.split("/")[2]), call["call_index"])
-        bad |= claim != true or size + tail != stop - first or call["group_id"] != row["group_id"]
-        claim = (over["call_id"], over["prefix_tokens"], over["group_id"], over["generation_index"])
-        true = (begun["call_id"], size, *true[:2])
-        bad |= any(a is not None and a != b for a, b in zip(claim, true, strict=True))
-        digest = hashlib.sha256(",".join(str(i) for i in prefix).encode()).hexdigest()
-        bad |= begun["prefix_ids_sha256"] != digest
-        bad |= row["token_ids"][: first + size] != call["prompt_ids"] + call["ids"]
-        for a, b in zip(call["logprobs"], row["generation_logprobs"][first : first + size], strict=False):
-            bad |= a != b
-        bad |= begun["max_tokens"] != call["max_tokens"] - size or size + tail > call["max_tokens"]
-        bad |= any(token in world["stop_ids"] for token in row["token_ids"][first : stop - 1])
-        if over["event"] == "already_terminal":
-            stopped = bool(prefix) and prefix[-1] in world["stop_ids"]
-            bad |= stop - first != size or not (size == call["max_tokens"] or stopped)
-        covered |= size > 0 and tail > 0
-        if over["event"] == "completed":
-            bad |= stop - first != call["max_tokens"] and row["token_ids"][stop - 1] not in world["stop_ids"]
-        if there is not None:
-            bad |= trained_runs(there) != len(runs)
-        if there is not None and there["token_ids"] != row["token_ids"]:
-            at = 0
-            while (
-                at < min(len(there["token_ids"]), len(row["token_ids"])) and there["token_ids"][at] == row["token_ids"][at]
-            ):
-                at += 1
-            parted[key] = at
-            excused = at >= first and near(there, row, at, limits["near_tie_margin"])
-            bad |= not excused or row["sample_loss_mask"] != there["sample_loss_mask"]
-            bad |= row["token_loss_mask"][:at] != there["token_loss_mask"][:at]
-            if not bad:
-                aside.append(key)
-                steps_aside.append(int(key.split("/")[0]))
-        if bad:
-            named.add(key)
-    cuts = len(calls)
-    if cuts and (len(aside) == cuts or len(aside) > limits["max_set_aside"] * cuts):
-        unnamed = True
-    for key in {key for key, _ in baseline}:
-        row, there = only(restored, key), only(baseline, key)
-        if row is None or there is None:
-            continue
-        if (row["generation_top2"] is None) != (there["generation_top2"] is None):
-            named.add(key)
-        if key not in parted:
-            for name in ("input_length", "token_ids", "token_loss_mask", "sample_loss_mask", "reward"):
-                if row[name] != there[name]:
-                    named.add(key)
-        for at in range(min(len(row["token_ids"]), len(there["token_ids"]), parted.get(key, 10**9))):
-            gap = abs(row["generation_logprobs"][at] - there["generation_logprobs"][at])
-            if row["token_loss_mask"][at] and gap > limits["max_logprob_diff"]:
-                named.add(key)
-        if int(key.split("/")[0]) <= min(steps_aside, default=10**9):
-            for at in range(min(len(row["token_ids"]), len(there["token_ids"]), parted.get(key, 10**9))):
-                gap = abs(row["prev_logprobs"][at] - there["prev_logprobs"][at])
-                if row["token_loss_mask"][at] and gap > limits["max_policy_diff"]:
-                    named.add(key)
-    assumption |= not covered
-    if named or unnamed:
+    """The verdict on a world, and the rows that a problem names.
+
+    `world` holds the planned keys, baseline and restored as [(key, row)], calls, records, infos.
+    """
+    cuts = [cut_of(world, call) for call in world["calls"]]
+    named = {key for key, cut in cuts if is_bad(world, cut, limits)}
+    parted = [key for key, cut in cuts if parting(cut) is not None]
+    aside = [key for key in parted if key not in named]
+    named |= {key for key in all_keys(world) if not is_there_once(world, key)}
+    named |= {key for key, row in world["baseline"] + world["restored"] if not is_sound(row)}
+    named |= {key for key in all_keys(world) if not is_same(world, key, cuts, aside, limits)}
+    if named or not is_in_its_groups(world) or has_strays(world) or too_many(aside, cuts, limits):
         return "FAIL", named
-    return ("INCOMPLETE" if assumption else "PASS"), named
+    took_place = was_killed(world) and is_one_setup(world) and has_signal(world)
+    covered = any(is_cut_inside(cut) for _, cut in cuts)
+    return ("PASS" if took_place and covered else "INCOMPLETE"), named
 
 
-def trained_runs(row: dict) -> int:
-    return sum(1 for trained, _ in itertools.groupby(row["token_loss_mask"]) if trained)
+# --- dumps ----------------------------------------------------------------------------------------
 
 
-def only(dump: list, key: str) -> dict | None:
-    found = [row for other, row in dump if other == key]
-    return found[0] if len(found) == 1 and sound(found[0]) else None
+def all_keys(world: dict) -> set[str]:
+    return {key for key, _ in world["baseline"] + world["restored"]} | set(world["planned"])
 
 
-def sound(row: dict) -> bool:
+def is_there_once(world: dict, key: str) -> bool:
+    """Once in both dumps where it is planned, in neither where it is not."""
+    wanted = 1 if key in world["planned"] else 0
+    for dump in (world["baseline"], world["restored"]):
+        if sum(1 for other, _ in dump if other == key) != wanted:
+            return False
+    return True
+
+
+def is_sound(row: dict) -> bool:
+    """Its columns are of one length, its numbers finite, its masks 0 or 1 and one of them 1."""
     for name in (*LISTS, "prev_top2"):
         if row[name] is not None and len(row[name]) != row["input_length"]:
             return False
@@ -149,23 +66,233 @@ def sound(row: dict) -> bool:
     return 1 in row["token_loss_mask"] and all(mask in (0, 1) for mask in row["token_loss_mask"])
 
 
-def near(there: dict, row: dict, at: int, margin: float) -> bool:
-    if at >= len(there["token_ids"]) or at >= len(row["token_ids"]):
-        return False
-    if not there["token_loss_mask"][at] or not row["token_loss_mask"][at]:
-        return False
-    ours, theirs = there["token_ids"][at], row["token_ids"][at]
-    for run, own, other in ((there, ours, theirs), (row, theirs, ours)):
-        told = {token: logprob for token, logprob in (run["generation_top2"] or [None] * (at + 1))[at] or []}
-        if own not in told or other not in told:
+def only(dump: list, key: str) -> dict | None:
+    found = [row for other, row in dump if other == key]
+    return found[0] if len(found) == 1 and is_sound(found[0]) else None
+
+
+def is_in_its_groups(world: dict) -> bool:
+    """Two rows of a dump share their group exactly where they share step and prompt."""
+    for dump in (world["baseline"], world["restored"]):
+        for (key, row), (other, another) in itertools.product(dump, dump):
+            together = key.rsplit("/", 1)[0] == other.rsplit("/", 1)[0]
+            if together != (row["group_id"] == another["group_id"]):
+                return False
+    return True
+
+
+# --- the experiment -------------------------------------------------------------------------------
+
+
+def was_killed(world: dict) -> bool:
+    ended = world["infos"]["killed"]["exit"]
+    return bool(ended) and ended["signal"] == 9 and bool(ended["open_calls"])
+
+
+def is_one_setup(world: dict) -> bool:
+    setups = [info["setup"] for info in world["infos"].values()]
+    return all(setup == setups[0] for setup in setups)
+
+
+def has_signal(world: dict) -> bool:
+    rewards = {row["reward"] for _, row in world["baseline"]}
+    return len(rewards) > 1 and any(row["sample_loss_mask"] for _, row in world["baseline"])
+
+
+def has_strays(world: dict) -> bool:
+    """A record of a call that was not open at the kill."""
+    calls = [call["call_id"] for call in world["calls"]]
+    return any(record["source_call_id"] not in calls for record in world["records"])
+
+
+# --- cuts -----------------------------------------------------------------------------------------
+
+
+def cut_of(world: dict, call: dict) -> tuple[str, dict]:
+    """A cut's row, and what there is of the cut."""
+    key = call["key"]
+    records = [one for one in world["records"] if one["source_call_id"] == call["call_id"]]
+    begun = [record for record in records if record["event"] == "restored"]
+    ended = [record for record in records if record["event"] != "restored"]
+    cut = {
+        "call": call,
+        "key": key,
+        "row": only(world["restored"], key),
+        "baseline": only(world["baseline"], key),
+        "once": len(begun) == 1 and len(ended) == 1,
+        "begun": begun[0] if begun else None,
+        "ended": ended[0] if ended else None,
+    }
+    if is_whole(cut):
+        runs = trained_runs(cut["row"])
+        length = len(cut["row"]["token_loss_mask"])
+        cut["calls"] = len(runs)
+        cut["first"], cut["stop"] = (runs + [(length, length)] * 9)[call["call_index"]]
+        cut["size"] = cut["begun"]["prefix_tokens"]
+        cut["tail"] = cut["ended"].get("tail_tokens", 0)
+        cut["ids"] = cut["row"]["token_ids"][cut["first"] : cut["stop"]]
+    return key, cut
+
+
+def trained_runs(row: dict) -> list[tuple[int, int]]:
+    """Where the trained parts of a row begin and end."""
+    runs, place = [], 0
+    for trained, group in itertools.groupby(row["token_loss_mask"]):
+        size = len(list(group))
+        if trained:
+            runs.append((place, place + size))
+        place += size
+    return runs
+
+
+def is_whole(cut: dict) -> bool:
+    return bool(cut["begun"] and cut["ended"] and cut["row"])
+
+
+def is_cut_inside(cut: dict) -> bool:
+    return is_whole(cut) and cut["size"] > 0 and cut["tail"] > 0
+
+
+def is_bad(world: dict, cut: dict, limits: dict) -> bool:
+    """Whether a problem names the cut."""
+    if not cut["once"] or not is_whole(cut):
+        return not cut["once"]
+    is_right = has_its_place(cut) and has_its_prefix(cut) and has_its_end(cut, world["stop_ids"])
+    return not (is_right and may_part(cut, limits))
+
+
+def has_its_place(cut: dict) -> bool:
+    """The records name the row and its call, and prefix and tail fill that."""
+    begun, ended, call, row = cut["begun"], cut["ended"], cut["call"], cut["row"]
+    generation = int(cut["key"].split("/")[2])
+    right = {
+        "group_id": row["group_id"],
+        "generation_index": generation,
+        "call_index": call["call_index"],
+        "call_id": begun["call_id"],
+        "prefix_tokens": cut["size"],
+    }
+    for record in (begun, ended):
+        if any(record[name] != value for name, value in right.items()):
             return False
-        if told[own] != run["generation_logprobs"][at] or not 0 <= told[own] - told[other] <= margin:
+    if call["group_id"] != row["group_id"] or cut["size"] + cut["tail"] != len(cut["ids"]):
+        return False
+    baseline = cut["baseline"]
+    return baseline is None or len(trained_runs(baseline)) == cut["calls"]
+
+
+def has_its_prefix(cut: dict) -> bool:
+    """The row begins its call by the captured tokens, whose hash was recorded."""
+    call, row, first, size = cut["call"], cut["row"], cut["first"], cut["size"]
+    prefix = row["token_ids"][first : first + size]
+    digest = hashlib.sha256(",".join(str(token) for token in prefix).encode()).hexdigest()
+    if cut["begun"]["prefix_ids_sha256"] != digest:
+        return False
+    if row["token_ids"][: first + size] != call["prompt_ids"] + call["ids"]:
+        return False
+    logprobs = row["generation_logprobs"][first : first + size]
+    return all(a == b for a, b in zip(call["logprobs"], logprobs, strict=False))
+
+
+def has_its_end(cut: dict, stop_ids: list[int]) -> bool:
+    """The call keeps to its limit, and ends there or by a stop token, with none before."""
+    limit, size, ids = cut["call"]["max_tokens"], cut["size"], cut["ids"]
+    if cut["begun"]["max_tokens"] != limit - size or size + cut["tail"] > limit:
+        return False
+    if any(token in stop_ids for token in ids[:-1]):
+        return False
+    stopped = ids != [] and ids[-1] in stop_ids
+    if cut["ended"]["event"] == "completed":
+        return len(ids) == limit or stopped
+    return len(ids) == size and (size == limit or stopped)
+
+
+# --- where rows part ------------------------------------------------------------------------------
+
+
+def parting(cut: dict) -> int | None:
+    """The place at which the row parts from the baseline's."""
+    if not is_whole(cut) or cut["baseline"] is None:
+        return None
+    ids, others = cut["row"]["token_ids"], cut["baseline"]["token_ids"]
+    for at in range(max(len(ids), len(others))):
+        if ids[at : at + 1] != others[at : at + 1]:
+            return at
+    return None
+
+
+def may_part(cut: dict, limits: dict) -> bool:
+    """Not at all, or behind the call's start, at a near-tie, and with the baseline's masks."""
+    at = parting(cut)
+    if at is None:
+        return True
+    row, baseline = cut["row"], cut["baseline"]
+    if at < cut["first"] or row["sample_loss_mask"] != baseline["sample_loss_mask"]:
+        return False
+    if row["token_loss_mask"][:at] != baseline["token_loss_mask"][:at]:
+        return False
+    return is_near(baseline, row, at, limits["near_tie_margin"])
+
+
+def is_near(baseline: dict, row: dict, at: int, margin: float) -> bool:
+    """Both runs were greedy, and show both tokens within the margin."""
+    for run in (baseline, row):
+        if at >= len(run["token_ids"]) or not run["token_loss_mask"][at] or not is_greedy(run):
             return False
-        for later in range(len(run["token_ids"])):  # a greedy run takes its likeliest token every time
-            if run["token_loss_mask"][later]:
-                told = {token: logprob for token, logprob in run["generation_top2"][later] or []}
-                if told.get(run["token_ids"][later]) != run["generation_logprobs"][later]:
-                    return False
-                if max(told.values()) > run["generation_logprobs"][later]:
-                    return False
+    token, other = baseline["token_ids"][at], row["token_ids"][at]
+    for run, taken, left in ((baseline, token, other), (row, other, token)):
+        candidates = dict(run["generation_top2"][at] or [])
+        if left not in candidates or not 0 <= candidates[taken] - candidates[left] <= margin:
+            return False
+    return True
+
+
+def is_greedy(run: dict) -> bool:
+    """It took its likeliest token every time, with the log-probability that its row has."""
+    for at, token in enumerate(run["token_ids"]):
+        if run["token_loss_mask"][at]:
+            candidates = dict((run["generation_top2"] or [None] * (at + 1))[at] or [])
+            if candidates.get(token) != run["generation_logprobs"][at]:
+                return False
+            if max(candidates.values()) > run["generation_logprobs"][at]:
+                return False
+    return True
+
+
+def too_many(aside: list[str], cuts: list, limits: dict) -> bool:
+    if not cuts:
+        return False
+    return len(aside) == len(cuts) or len(aside) > limits["max_set_aside"] * len(cuts)
+
+
+# --- two rows -------------------------------------------------------------------------------------
+
+
+def is_same(world: dict, key: str, cuts: list, aside: list[str], limits: dict) -> bool:
+    """The rows of a key are equal up to where they part at a cut."""
+    row, baseline = only(world["restored"], key), only(world["baseline"], key)
+    if row is None or baseline is None:
+        return True  # which others tell
+    if (row["generation_top2"] is None) != (baseline["generation_top2"] is None):
+        return False
+    places = [parting(cut) for other, cut in cuts if other == key]
+    parted = [at for at in places if at is not None]
+    if not parted and any(row[name] != baseline[name] for name in CONTENTS):
+        return False
+    end = min(parted, default=10**9)
+    columns = {"generation_logprobs": limits["max_logprob_diff"]}
+    if step_of(key) <= min(map(step_of, aside), default=10**9):
+        columns["prev_logprobs"] = limits["max_policy_diff"]
+    return all(is_within(row, baseline, name, end, bound) for name, bound in columns.items())
+
+
+def step_of(key: str) -> int:
+    return int(key.split("/")[0])
+
+
+def is_within(row: dict, baseline: dict, name: str, end: int, bound: float) -> bool:
+    """A column differs by at most so much at the trained tokens before a place."""
+    for at in range(min(len(row["token_ids"]), len(baseline["token_ids"]), end)):
+        if row["token_loss_mask"][at] and abs(row[name][at] - baseline[name][at]) > bound:
+            return False
     return True

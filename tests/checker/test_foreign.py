@@ -3,25 +3,36 @@
 import json
 
 import pytest
-from builders import change_row, params
+from builders import params
+from edits import TRAINED, change_every_row
 
-from restore_parity.checks import judge
+from restore_parity.checker.checks import judge
+from restore_parity.checker.dumps import Runs
+from restore_parity.checker.foreign import cuts_of_records, read_log, read_selection
+from restore_parity.checker.judgement import Judgement
+from restore_parity.checker.loading import load_run
 from restore_parity.errors import IncompleteError, UsageError
-from restore_parity.foreign import read_log, read_selection
-from restore_parity.records import AlreadyTerminal, Completed, Restored, ids_sha256
-from restore_parity.saved import load_run
+from restore_parity.records import AlreadyTerminal, Completed, Restored
+from restore_parity.tokens import ids_sha256
 
-RESTORED = "generation prefix restored: rollout_id=r model_call_id=new source_model_call_id=old prefix_tokens=3"
+CALLS = "rollout_id=r model_call_id=new source_model_call_id=old"
+RESTORED = f"generation prefix restored: {CALLS} prefix_tokens=3"
 COMPLETED = (
-    "generation prefix completed: rollout_id=r model_call_id=new source_model_call_id=old prefix_tokens=3 tail_tokens=11 "
+    f"generation prefix completed: {CALLS} prefix_tokens=3 tail_tokens=11 "
     "total_generation_tokens=14"
+)
+TERMINAL = (
+    "generation prefix already terminal: rollout_id=r model_call_id=new prefix_tokens=14 "
+    "reason=output_limit"
 )
 
 
 @pytest.fixture
 def log(tmp_path):
+    """Write lines into a log."""
+
     def write(*lines):
-        (tmp_path / "log").write_text("".join(line + "\n" for line in lines))
+        (tmp_path / "log").write_text("".join(f"{line}\n" for line in lines))
         return tmp_path / "log"
 
     return write
@@ -29,6 +40,8 @@ def log(tmp_path):
 
 @pytest.fixture
 def selection(tmp_path):
+    """Write a selection."""
+
     def write(content):
         (tmp_path / "selection.json").write_text(json.dumps(content))
         return tmp_path / "selection.json"
@@ -36,17 +49,20 @@ def selection(tmp_path):
     return write
 
 
-def cut(**changes):
-    return {"group_id": "r-s1p0", "generation_index": 0, "model_call_id": "old", "effective_output_limit": 14} | changes
-
-
 @pytest.fixture
-def foreign(runs):
-    """The healthy runs' dumps as the origin has them: no top-2, and groups as the restored run names them."""
-    for run in ("uninterrupted", "restored"):
-        for key in params().row_keys():
-            change_row(runs, str(key), lambda row: row.pop("generation_top2"), run)
-    return [load_run(runs / run / "training.jsonl", run) for run in ("uninterrupted", "restored")]
+def foreign(runs) -> Runs:
+    """The healthy runs' dumps as the origin has them, without candidates."""
+    change_every_row(runs, lambda row: row.pop("generation_top2"))
+    return Runs(**{run: load_run(runs / run / "training.jsonl", run) for run in TRAINED})
+
+
+def cut(**changes):
+    """One entry of a selection."""
+    entry = {"group_id": "k-s1p0", "generation_index": 0, "model_call_id": "old"}
+    return entry | {"effective_output_limit": 14} | changes
+
+
+# --- the log --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -60,14 +76,24 @@ def foreign(runs):
     ids=["bare", "prefixed", "coloured", "with later parts"],
 )
 def test_a_restored_line_is_found_in_free_text(log, line):
-    assert read_log(log("noise", line)) == [Restored(call_id="new", source_call_id="old", prefix_tokens=3)]
+    expected = Restored(call_id="new", source_call_id="old", prefix_tokens=3)
+    assert read_log(log("noise", line)) == [expected]
 
 
-def test_completed_and_terminal_lines_are_read(log):
-    terminal = "generation prefix already terminal: rollout_id=r model_call_id=new prefix_tokens=9 reason=output_limit"
-    completed, ended = read_log(log(COMPLETED, terminal))
-    assert completed == Completed(call_id="new", source_call_id="old", prefix_tokens=3, tail_tokens=11)
-    assert ended == AlreadyTerminal(call_id="new", source_call_id="old", prefix_tokens=9, reason="output_limit")
+def test_a_completed_line_is_read(log):
+    expected = Completed(call_id="new", source_call_id="old", prefix_tokens=3, tail_tokens=11)
+    assert read_log(log(COMPLETED)) == [expected]
+
+
+def test_a_terminal_line_joins_its_restored_one_by_the_new_call(log):
+    assert read_log(log(RESTORED, TERMINAL))[1] == AlreadyTerminal(
+        call_id="new", source_call_id="old", prefix_tokens=14, reason="output_limit"
+    )
+
+
+def test_a_terminal_line_of_no_restored_one_has_an_unknown_source(log):
+    (record,) = read_log(log(TERMINAL))
+    assert record.source_call_id == "unknown"
 
 
 def test_lines_that_ray_folded_are_incomplete(log):
@@ -76,56 +102,126 @@ def test_lines_that_ray_folded_are_incomplete(log):
 
 
 def test_a_broken_line_is_named(log):
-    with pytest.raises(UsageError, match="line 1"):
-        read_log(log(RESTORED.replace("prefix_tokens=3", "prefix_tokens=many")))
+    with pytest.raises(UsageError, match=r"log, line 2: a restore record "):
+        read_log(log("noise", RESTORED.replace("prefix_tokens=3", "prefix_tokens=many")))
+
+
+def test_a_log_without_a_record_is_incomplete(log):
+    with pytest.raises(IncompleteError, match=r"log: no line of a restored, completed or "):
+        read_log(log("noise"))
+
+
+def test_a_log_that_cannot_be_read_is_a_mistake(tmp_path):
+    with pytest.raises(UsageError, match="Is a directory"):
+        read_log(tmp_path)
+
+
+def test_bytes_that_are_no_text_do_not_hide_a_line(tmp_path):
+    (tmp_path / "log").write_bytes(b"\xff\xfe " + RESTORED.encode() + b"\n")
+    assert len(read_log(tmp_path / "log")) == 1
+
+
+# --- the selection --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content", [cut(), {"cuts": [cut()]}, [cut()]], ids=["one", "cuts", "a list"]
+)
+def test_a_selection_joins_its_rows_by_group_and_generation(selection, pristine, content):
+    (found,) = read_selection(selection(content), load_run(pristine / "restored"))
+    assert str(found.key) == "1/0/0"
+    assert found.call_id == "old"
+    assert found.limit_tokens == 14
+
+
+def test_a_selected_cut_is_named_by_its_row(selection, pristine):
+    """The selection does not say which call of the row was cut."""
+    (found,) = read_selection(selection(cut()), load_run(pristine / "restored"))
+    assert found.call_index is None
+    assert found.name == "1/0/0"
+
+
+def test_a_selected_cut_without_a_row_is_incomplete(selection, pristine):
+    with pytest.raises(IncompleteError, match="the cut of group gone, generation 0 has no row"):
+        read_selection(selection(cut(group_id="gone")), load_run(pristine / "restored"))
 
 
 @pytest.mark.parametrize(
     "content",
-    [cut(group_id="k-s1p0"), {"cuts": [cut(group_id="k-s1p0")]}, [cut(group_id="k-s1p0")]],
-    ids=["one", "cuts", "a list"],
+    [3, {}, {"cuts": 3}, {"cuts": [{}]}],
+    ids=["a number", "an empty mapping", "cuts that are a number", "a cut of nothing"],
 )
-def test_a_selection_joins_its_rows_by_group_and_generation(selection, pristine, content):
-    (found,) = read_selection(selection(content), load_run(pristine / "restored"))
-    assert (str(found.key), found.call_id, found.max_tokens, found.call_index) == ("1/0/0", "old", 14, None)
-
-
-def test_a_selected_cut_without_a_row_is_incomplete(selection, pristine):
-    with pytest.raises(IncompleteError, match="no row"):
-        read_selection(selection(cut(group_id="gone")), load_run(pristine / "restored"))
-
-
-@pytest.mark.parametrize("content", [3, {}, {"cuts": 3}, {"cuts": [{}]}, [cut(), cut()]], ids=str)
-def test_a_file_that_is_no_selection_is_told(selection, pristine, content):
-    with pytest.raises(UsageError, match=r"no selection|cut twice"):
+def test_a_file_that_is_no_selection_is_a_mistake(selection, pristine, content):
+    with pytest.raises(UsageError, match=r"selection\.json: not a selection of cuts: "):
         read_selection(selection(content), load_run(pristine / "restored"))
 
 
-def test_the_origins_files_are_judged_with_what_they_can_show(foreign, selection, log):
-    uninterrupted, restored = foreign
-    row = restored.only(next(iter(restored.rows)))
-    first = row.segments()[-1][0]
-    lines = [f"{RESTORED} prefix_ids_sha256={ids_sha256(row.token_ids[first : first + 3])}", COMPLETED]
-    cuts = read_selection(selection(cut(group_id="k-s1p0")), restored)
-    restored.restores = read_log(log(*lines))
-    judgement = judge(uninterrupted, restored, None, params(), cuts)
-    assert judgement.verdict == "PASS" and judgement.seen["prefix-hash"] == 1
-    assert set(judgement.not_run) == {"kill-happened", "same-setup", "prefix-captured", "prefix-logprobs"}
+def test_a_call_that_is_selected_twice_is_a_mistake(selection, pristine):
+    with pytest.raises(UsageError, match="one model_call_id is cut twice"):
+        read_selection(selection([cut(), cut()]), load_run(pristine / "restored"))
 
 
-def test_a_wrong_tail_count_in_the_origins_log_is_reported(foreign, selection, log):
-    cuts = read_selection(selection(cut(group_id="k-s1p0")), foreign[1])
-    lines = [RESTORED, COMPLETED.replace("tail_tokens=11", "tail_tokens=10")]
-    foreign[1].restores = read_log(log(*lines))
-    judgement = judge(*foreign, None, params(), cuts)
+# --- cuts of records alone ------------------------------------------------------------------------
+
+
+def test_restore_records_tell_the_cuts(pristine):
+    cuts = cuts_of_records(load_run(pristine / "restored"))
+    assert [one.name for one in cuts] == ["1/0/0#1", "1/1/0#1", "1/1/1#0", "2/0/1#1", "2/1/1#1"]
+    assert {one.limit_tokens for one in cuts} == {None}
+
+
+def test_records_that_do_not_say_whose_row_they_are_of_tell_no_cut(pristine, log):
+    run = load_run(pristine / "restored")
+    run.restores = read_log(log(RESTORED, COMPLETED))
+    assert cuts_of_records(run) == []
+
+
+# --- judged ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def judged_with(foreign, selection, log):
+    """The judgement of the origin's dumps with one cut and these lines of its log."""
+
+    def judged(*lines) -> Judgement:
+        foreign.restored.restores = read_log(log(*lines))
+        return judge(foreign, params(), cuts=read_selection(selection(cut()), foreign.restored))
+
+    return judged
+
+
+def test_the_origins_files_are_judged_with_what_they_can_show(judged_with, foreign):
+    row = foreign.restored.only(next(iter(foreign.restored.rows)))
+    digest = ids_sha256(row.token_ids[108:111])
+    judgement = judged_with(f"{RESTORED} prefix_ids_sha256={digest}", COMPLETED)
+    assert judgement.verdict == "PASS"
+    assert judgement.seen["prefix-hash"] == 1
+    assert set(judgement.not_run) == {
+        "kill-happened",
+        "same-setup",
+        "prefix-captured",
+        "prefix-logprobs",
+    }
+
+
+def test_the_origins_files_without_a_hash_say_so(judged_with):
+    judgement = judged_with(RESTORED, COMPLETED)
+    assert judgement.not_run["prefix-hash"] == "no record has a hash"
+
+
+def test_a_wrong_tail_count_in_the_origins_log_is_reported(judged_with):
+    judgement = judged_with(RESTORED, COMPLETED.replace("tail_tokens=11", "tail_tokens=10"))
     assert [problem.check for problem in judgement.problems] == ["call-position"]
 
 
-def test_a_terminal_line_joins_its_restored_one_by_the_new_call(foreign, selection, log):
-    """The line names no source; the cut of all 14 tokens of the call is ended by it."""
-    terminal = "generation prefix already terminal: rollout_id=r model_call_id=new prefix_tokens=14 reason=output_limit"
-    records = read_log(log(RESTORED.replace("prefix_tokens=3", "prefix_tokens=14"), terminal))
-    cuts = read_selection(selection(cut(group_id="k-s1p0")), foreign[1])
-    foreign[1].restores = records
-    judgement = judge(*foreign, None, params(), cuts)
-    assert [problem.check for problem in judgement.problems] == ["cut-coverage"] and judgement.seen["already-terminal"] == 2
+def test_a_tail_beyond_the_selected_limit_is_reported(judged_with):
+    lines = [line.replace("prefix_tokens=3", "prefix_tokens=4") for line in (RESTORED, COMPLETED)]
+    problems = judged_with(*lines).problems
+    assert [problem.check for problem in problems] == ["call-position", "token-budget"]
+    assert problems[1].got == "10 asked for, 11 generated"
+
+
+def test_a_terminal_line_ends_the_cut_of_all_tokens_of_a_call(judged_with):
+    judgement = judged_with(RESTORED.replace("prefix_tokens=3", "prefix_tokens=14"), TERMINAL)
+    assert [problem.check for problem in judgement.problems] == ["cut-coverage"]
+    assert judgement.seen["already-terminal"] == 2

@@ -1,104 +1,258 @@
-"""Results: one renderer of problems, and files that other tools read."""
+"""Results: what results.json holds of a judgement, and how the verdict is told."""
 
 import json
+from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import pytest
 from builders import change_row, judged, params
-from junitparser import JUnitXml
+from edits import FINISHED, TRAINED, change_every_row, judged_without_killed
 
-from restore_parity import results
-from restore_parity.checks import CHECKS
+from restore_parity.checker.dumps import Runs
+from restore_parity.checker.judgement import CHECKS, MutationResult
+from restore_parity.checker.loading import load_run, load_runs
+from restore_parity.checker.results import (
+    conclude,
+    incomplete,
+    provenance,
+    read_results,
+    require,
+    results,
+    verdict_line,
+    write_results,
+)
 from restore_parity.errors import IncompleteError, ParityError
-from restore_parity.saved import load_runs
-
-HOSTILE = "<script>alert(1)</script> | `x` \x1b[31m \x00 </pre> \u202e ]]>"
 
 
 @pytest.fixture
-def broken(runs):
-    change_row(runs, "1/0/1", lambda row: row.update(reward=0.9))
+def broken(runs) -> Path:
+    """Runs of which a finished row has another reward."""
+    change_row(runs, FINISHED, lambda row: row.update(reward=0.9))
     return runs
 
 
-def concluded(folder):
+class Concluded(NamedTuple):
+    """How a conclusion ended: what it raised, and results.json."""
+
+    error: Exception
+    saved: dict
+
+
+def concluded(folder: Path) -> Concluded:
+    """Conclude runs that do not pass, every check reported."""
     judgement = judged(folder)
-    judgement.told.update((*CHECKS, "mutations"))
+    judgement.reported.update((*CHECKS, "mutations"))
     with pytest.raises((ParityError, IncompleteError)) as caught:
-        results.conclude(judgement, params(runs=str(folder)), load_runs(folder))
-    return caught, json.loads((folder / "results.json").read_text())
+        conclude(judgement, params(runs=str(folder)), load_runs(folder))
+    return Concluded(caught.value, json.loads((folder / "results.json").read_text()))
 
 
-def test_results_hold_every_planned_check(pristine, tmp_path):
-    told = json.loads(json.dumps(results.msgspec.to_builtins(results.results(judged(pristine), {}))))
-    assert [check["id"] for check in told["checks"]] == list(CHECKS)
-    assert set(told) == {"verdict", "summary", "problems", "checks", "cuts", "mutations", "counts", "largest", "provenance"}
+# --- contents -------------------------------------------------------------------------------------
+
+
+def test_results_hold_what_the_plan_of_the_format_names(pristine):
+    assert set(msgspec.to_builtins(results(judged(pristine), {}))) == {
+        "verdict",
+        "summary",
+        "problems",
+        "checks",
+        "cuts",
+        "mutations",
+        "counts",
+        "largest",
+        "provenance",
+    }
+
+
+def test_results_hold_every_check(pristine):
+    checks = results(judged(pristine), {}).checks
+    assert [check.id for check in checks] == list(CHECKS)
+    assert {check.status for check in checks} == {"pass"}
+
+
+def test_a_check_is_told_with_how_much_it_compared(pristine):
+    checks = msgspec.to_builtins(results(judged(pristine), {}))["checks"]
+    assert checks[CHECKS.index("row-exact")] == {"id": "row-exact", "status": "pass", "seen": 32}
+
+
+def test_a_check_that_could_not_run_is_told_with_its_reason(pristine):
+    found = results(judged_without_killed(pristine), {})
+    check = found.checks[CHECKS.index("prefix-captured")]
+    assert check.status == "not_run"
+    assert check.why == "no journal was given"
 
 
 def test_cuts_hold_what_the_plan_of_the_format_names(pristine):
-    cut = results.msgspec.to_builtins(results.results(judged(pristine), {}))["cuts"][0]
-    named = {"key", "prefix_tokens", "tail_tokens", "status", "first_difference", "margin_uninterrupted", "margin_restored"}
-    assert named <= set(cut)
+    cut = msgspec.to_builtins(results(judged(pristine), {}))["cuts"][0]
+    assert cut.keys() >= {
+        "key",
+        "prefix_tokens",
+        "tail_tokens",
+        "status",
+        "first_difference",
+        "margin_uninterrupted",
+        "margin_restored",
+    }
 
 
-def test_a_failed_verdict_is_written_and_raised(broken):
-    caught, told = concluded(broken)
-    assert caught.type is ParityError and told["verdict"] == "FAIL" and told["problems"][0]["check"] == "row-exact"
+def test_counts_tell_of_cuts_too(pristine):
+    counts = results(judged(pristine), {}).counts
+    assert counts.items() >= {"cuts": 5, "set_aside": 0, "rows": 8}.items()
 
 
-def test_provenance_names_the_bytes_that_were_judged(broken):
-    _, told = concluded(broken)
-    hashes = [told["provenance"][run]["dump_sha256"] for run in ("uninterrupted", "restored")]
-    assert hashes[0] != hashes[1] and all(len(digest) == 64 for digest in hashes)
-
-
-def test_a_check_that_no_cell_told_of_leaves_no_results(pristine, tmp_path):
-    with pytest.raises(IncompleteError, match="no cell has told of kill-happened"):
-        results.conclude(judged(pristine), params(runs=str(tmp_path)), [])
-    assert not (tmp_path / "results.json").exists()
-
-
-def test_a_check_cell_raises_its_problems_and_only_its_own(broken):
-    judgement = judged(broken)
-    results.require(judgement, "row-membership")
-    with pytest.raises(ParityError, match=r"(?s)row-exact: 1 of 32 comparisons failed.*expected.*got.*next"):
-        results.require(judgement, "row-exact")
-
-
-def test_a_long_list_of_problems_is_cut_short_and_says_so(broken):
-    problem = judged(broken).problems[0]
-    assert results.render([problem] * 25).count("row-exact") == 20 and "5 more" in results.render([problem] * 25)
-
-
-def test_junit_has_a_case_for_each_check_and_each_cut(broken, tmp_path):
-    _, told = concluded(broken)
-    results.write_junit(tmp_path / "junit.xml", told)
-    suites = {suite.name: list(suite) for suite in JUnitXml.fromfile(str(tmp_path / "junit.xml"))}
-    failing = [case.name for case in suites["checks"] if case.result]
-    assert (len(suites["checks"]), len(suites["cuts"]), failing) == (len(CHECKS), 5, ["row-exact"])
-
-
-def test_junit_of_an_incomplete_report_is_no_success(tmp_path):
-    results.write_junit(tmp_path / "junit.xml", results.incomplete("the kernel died", {}))
-    assert JUnitXml.fromfile(str(tmp_path / "junit.xml")).errors == 1
-
-
-def test_hostile_text_is_inert_in_junit_and_summary(broken, tmp_path):
-    _, told = concluded(broken)
-    told["problems"][0]["got"] = told["summary"] = HOSTILE
-    results.write_junit(tmp_path / "junit.xml", told)
-    results.write_summary(tmp_path / "summary.md", told)
-    assert JUnitXml.fromfile(str(tmp_path / "junit.xml")).failures == 1
-    assert not set("\x1b\x00") & set(text := (tmp_path / "summary.md").read_text()) and "<script>" not in text
-    assert text.count("</pre>") == 1
-
-
-def test_the_summary_stays_under_what_a_step_summary_may_hold(broken, tmp_path):
-    _, told = concluded(broken)
-    told["problems"][0]["got"] = "ä" * 2_000_000
-    results.write_summary(tmp_path / "summary.md", told)
-    assert (tmp_path / "summary.md").stat().st_size < 1024 * 1024
+def test_results_of_a_report_that_never_came_to_its_checks(pristine):
+    found = incomplete("the kernel died", {"params": {}})
+    assert (found.verdict, found.summary) == ("INCOMPLETE", "INCOMPLETE: the kernel died")
+    assert [check.id for check in found.checks] == list(CHECKS)
+    assert {check.status for check in found.checks} == {"not_run"}
+    assert found.provenance == {"params": {}}
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("PASS", 0), ("FAIL", 1), ("INCOMPLETE", 3)])
-def test_exit_codes(verdict, code):
-    assert results.exit_code(verdict) == code
+def test_a_verdict_has_an_exit_code(verdict, code):
+    found = incomplete("x", {})
+    found.verdict = verdict
+    assert found.exit_code == code
+
+
+def test_results_are_read_as_they_were_written(broken, tmp_path):
+    found = results(judged(broken), provenance(params(), load_runs(broken)))
+    write_results(tmp_path / "results.json", found)
+    assert msgspec.to_builtins(read_results(tmp_path / "results.json")) == msgspec.to_builtins(
+        found
+    )
+
+
+def test_results_that_are_not_there_are_none(tmp_path):
+    assert read_results(tmp_path / "results.json") is None
+
+
+# --- provenance -----------------------------------------------------------------------------------
+
+
+def test_provenance_names_the_bytes_that_were_judged(broken):
+    found = concluded(broken).saved["provenance"]
+    hashes = {found[run]["dump_sha256"] for run in TRAINED}
+    assert {len(digest) for digest in hashes} == {64}
+    assert len(hashes) == 2
+
+
+def test_provenance_holds_parameters_versions_and_each_run(pristine):
+    found = provenance(params(), load_runs(pristine))
+    assert found["params"] == params().model_dump()
+    assert found["params_sha256"] == params().sha256()
+    assert "restore-parity" in found["versions"]
+    assert [found[run]["run_id"] for run in ("uninterrupted", "killed", "restored")] == [*"ukr"]
+
+
+def test_provenance_of_dumps_alone_has_their_hashes(pristine):
+    runs = {name: load_run(pristine / name / "training.jsonl", name) for name in TRAINED}
+    found = provenance(params(), Runs(**runs))
+    assert [*found["restored"]] == ["dump_sha256"]
+    assert "killed" not in found
+
+
+def test_provenance_tells_of_a_torn_journal(runs):
+    with (runs / "killed" / "journal.jsonl").open("ab") as stream:
+        stream.write(b'{"event":"del')
+    assert "torn last record of 13 bytes" in provenance(params(), load_runs(runs))["killed"]["torn"]
+
+
+# --- the verdict in words -------------------------------------------------------------------------
+
+
+def test_the_verdict_is_told_with_the_counts_that_carry_it(pristine):
+    assert verdict_line(judged(pristine)) == (
+        "PASS: 8 rows (917 tokens, 150 generated), 5 cuts, 0 set aside, 22 checks run"
+    )
+
+
+def test_the_verdict_tells_of_problems_and_of_what_did_not_run(runs):
+    change_row(runs, FINISHED, lambda row: row.update(reward=0.9))
+    line = verdict_line(judged_without_killed(runs))
+    assert line.startswith("FAIL: ")
+    assert line.endswith("18 checks run, 4 not run, 1 problem")
+
+
+def test_the_verdict_counts_problems(runs):
+    change_row(runs, FINISHED, lambda row: row.update(reward=0.9, sample_loss_mask=0.0))
+    assert verdict_line(judged(runs)).endswith(", 2 problems")
+
+
+def test_the_verdict_counts_mutations_that_had_a_place(pristine):
+    judgement = judged(pristine)
+    for name, caught_by in {"a": ["row-exact"], "b": [], "c": None}.items():
+        result = MutationResult(id=name, check="row-exact", caught_by=caught_by)
+        judgement.mutations.append(result)
+    assert verdict_line(judgement).endswith(", 1 of 2 mutations caught")
+
+
+# --- what a check's cell says ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("check", "line"),
+    [
+        ("row-exact", "row-exact: holds, 32 compared"),
+        ("tail-logprobs", "tail-logprobs: holds, 8 compared, largest difference 0 nats"),
+        ("near-tie", "near-tie: nothing to judge in these runs"),
+    ],
+    ids=["compared", "with a difference", "nothing to judge"],
+)
+def test_a_check_that_holds_says_how_much_it_compared(pristine, capsys, check, line):
+    require(judged(pristine), check)
+    assert capsys.readouterr().out == f"{line}\n"
+
+
+def test_a_check_that_could_not_run_says_why(pristine, capsys):
+    require(judged_without_killed(pristine), "prefix-captured")
+    assert capsys.readouterr().out == "prefix-captured: not run, no journal was given\n"
+
+
+def test_a_check_raises_its_problems(broken):
+    with pytest.raises(ParityError) as caught:
+        require(judged(broken), "row-exact")
+    title, blank, *problem = str(caught.value).splitlines()
+    assert (title, blank) == ("row-exact: 1 of 32 comparisons failed", "")
+    assert [line.split()[0] for line in problem[1:]] == ["where", "expected", "got", "next"]
+
+
+def test_a_check_raises_no_problems_of_another(broken, capsys):
+    require(judged(broken), "row-membership")
+    assert capsys.readouterr().out == "row-membership: holds, 16 compared\n"
+
+
+# --- the conclusion -------------------------------------------------------------------------------
+
+
+def test_a_failed_verdict_is_written_and_raised(broken):
+    error, saved = concluded(broken)
+    assert type(error) is ParityError
+    assert saved["verdict"] == "FAIL"
+    assert [problem["check"] for problem in saved["problems"]] == ["row-exact"]
+    assert str(error).splitlines()[2] == f"row-exact {FINISHED}"
+
+
+def test_an_incomplete_verdict_is_written_and_raised(runs):
+    change_every_row(runs, lambda row: row.update(reward=0.25))
+    error, saved = concluded(runs)
+    assert type(error) is IncompleteError
+    assert saved["verdict"] == "INCOMPLETE"
+
+
+def test_a_passing_verdict_is_written_and_said(runs, capsys):
+    judgement = judged(runs)
+    judgement.reported.update((*CHECKS, "mutations"))
+    conclude(judgement, params(runs=str(runs)), load_runs(runs))
+    assert capsys.readouterr().out.startswith("PASS: 8 rows")
+    assert read_results(runs / "results.json").verdict == "PASS"
+
+
+@pytest.mark.parametrize("silent", ["kill-happened", "mutations"])
+def test_a_check_that_no_cell_has_reported_leaves_no_results(pristine, tmp_path, silent):
+    judgement = judged(pristine)
+    judgement.reported.update({*CHECKS, "mutations"} - {silent})
+    with pytest.raises(IncompleteError, match=rf"^no cell has reported {silent}$"):
+        conclude(judgement, params(runs=str(tmp_path)), load_runs(pristine))
+    assert not (tmp_path / "results.json").exists()

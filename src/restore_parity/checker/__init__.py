@@ -1,0 +1,1 @@
+"""The verdict on saved runs: needs neither engine, torch, pandas nor Jupyter."""

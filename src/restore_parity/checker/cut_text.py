@@ -1,92 +1,142 @@
 """One cut whole, as text: for the terminal and the debugger."""
 
-import re
 import shlex
 from pathlib import Path
 
 import msgspec
 
-from .checks import first_difference, likely
 from ..errors import UsageError
-from .dumps import Run
 from ..journal import Call
-from ..params import ROOT
-from ..records import Key, Row
+from ..params import shipped
+from ..records import CutKey, Key, Row, likely
+from ..tokens import first_difference
+from .dumps import Run, Runs
 from .loading import load_runs
 
-AROUND = 5
-NOTEBOOK = ROOT / "notebooks" / "debug_cut.ipynb"
+WINDOW_TOKENS = 5  # shown on each side of a place
 
 
-def cut_text(name: str, runs: Path) -> str:
-    """Everything known of a cut (`1/3/0#1`) or a row (`1/3/0`) in the runs' folder. Raises UsageError, IncompleteError."""
-    if not (match := re.fullmatch(r"(\d{1,9}/\d{1,9}/\d{1,9})(?:#(\d{1,9}))?", name)):
-        raise UsageError(f"{name!r} is no cut", "write it as step/prompt/generation#call, as 1/3/0#1")
-    key, call_index = Key.parse(match[1]), int(match[2]) if match[2] else None
-    uninterrupted, killed, restored = load_runs(runs)
-    rows = {run.name: run.only(key) for run in (uninterrupted, restored)}
-    calls = [call for call in killed.journal.calls.values() if call.key == key]
-    if call_index is not None:
-        calls = [call for call in calls if call.call_index == call_index]
-    if not calls and (call_index is not None or not any(rows.values())):
-        known = ", ".join(call.name for call in killed.journal.open_calls())
-        raise UsageError(f"no row and no call {name} in {runs}", f"the cuts are {known or 'none'}")
+def cut_text(name: str, folder: Path) -> str:
+    """All that is known of a cut (`1/3/0#1`) or a row (`1/3/0`) of the runs below a folder.
+
+    Raises UsageError, IncompleteError.
+    """
+    key, call_index = _parse(name)
+    runs = load_runs(folder)
+    calls = _calls(runs, key, call_index)
+    baseline, restored = runs.uninterrupted.only(key), runs.restored.only(key)
+    if not calls and (call_index is not None or not (baseline or restored)):
+        raise UsageError(f"no row and no call {name} in {folder}", f"the cuts are {_known(runs)}")
     lines = [f"cut {name}"]
     for call in calls:
-        lines += record_lines(call, restored)
-    for run, row in rows.items():
-        told = "missing, doubled or unsound" if row is None else f"{row.input_length} tokens, reward {row.reward:.6g}"
-        segments = "" if row is None else f", trained segments {row.segments()}"
-        lines.append(f"row       {run}: {told}{segments}")
-    baseline, row = rows["uninterrupted"], rows["restored"]
-    if baseline and row:
-        places = [(f"cut, after {len(call.ids)} tokens", _cut_place(row, call)) for call in calls if call.is_open]
-        at = first_difference(baseline.token_ids, row.token_ids)
-        places += [("first difference", at)] if at is not None else []
-        for what, place in places:
-            lines += ["", f"{what}, token {place}", *_window(baseline, row, place)]
-        if at is None:
-            lines += ["", "the token ids of both runs are equal"]
-    lines += [line for call in calls if call.is_open for line in ("", *_debugger(call.name, runs))]
+        lines += record_lines(call, runs.restored)
+    lines += [_row_line("uninterrupted", baseline), _row_line("restored", restored)]
+    cuts = [call for call in calls if call.is_open]
+    if baseline and restored:
+        lines += _windows(cuts, baseline, restored)
+    for call in cuts:
+        lines += ["", *_debugger_lines(call.name, folder)]
     return "\n".join(lines)
+
+
+def _parse(name: str) -> tuple[Key, int | None]:
+    try:
+        if "#" in name:
+            return CutKey.parse(name)
+        return Key.parse(name), None
+    except ValueError:
+        raise UsageError(
+            f"{name!r} does not name a cut", "write it as step/prompt/generation#call, as 1/3/0#1"
+        ) from None
+
+
+def _calls(runs: Runs, key: Key, call_index: int | None) -> list[Call]:
+    """The killed run's calls of a row, or the one of that index."""
+    if runs.killed is None:
+        return []
+    calls = [call for call in runs.killed.journal.calls.values() if call.key == key]
+    if call_index is None:
+        return calls
+    return [call for call in calls if call.call_index == call_index]
+
+
+def _known(runs: Runs) -> str:
+    calls = runs.killed.journal.open_calls() if runs.killed else []
+    return ", ".join(call.name for call in calls) or "none"
 
 
 def record_lines(call: Call, restored: Run) -> list[str]:
     """A line for what the journal captured of a call, and one for each restore record of it."""
     ended = call.finish_reason or "open at the kill"
-    mine = [record for record in restored.restores if record.source_call_id == call.call_id]
     lines = [f"killed    {call.call_id}: {len(call.ids)} tokens of {call.max_tokens}, {ended}"]
-    return lines + [f"restored  {msgspec.json.encode(record).decode()}" for record in mine]
-
-
-def _debugger(name: str, runs: Path) -> list[str]:
-    """The command that runs the cut again; the notebook counts a relative folder from the project's."""
-    folder, notebook = runs.resolve(), NOTEBOOK if Path.cwd() != ROOT else NOTEBOOK.relative_to(ROOT)
-    given = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
-    words = ["papermill", notebook, runs / "debug.ipynb", "-p", "runs", given, "-p", "cut", name]
-    lab = f"or jupyter lab {shlex.quote(str(notebook))}, with these runs and this cut in its first code cell"
-    return ["run this cut again, by prefill and by decode:", f"  {shlex.join(map(str, words))}", f"  {lab}"]
-
-
-def _cut_place(row: Row, call) -> int:
-    segments = row.segments()
-    return (segments[call.call_index][0] if call.call_index < len(segments) else row.input_length) + len(call.ids)
-
-
-def _window(baseline: Row, row: Row, place: int) -> list[str]:
-    """A line a token: place, mask, and for both runs id, log-probability and the two likeliest."""
-    lines = [f"{'token':>7} {'mask':>4}  {'uninterrupted':<44}  restored"]
-    for at in range(max(0, place - AROUND), min(max(baseline.input_length, row.input_length), place + AROUND + 1)):
-        shown = [_token(r, at) for r in (baseline, row)]
-        mask = f"{row.token_loss_mask[at]:.0f}" if at < row.input_length else "-"
-        mark = "  <- differs" if shown[0].split(" ")[0] != shown[1].split(" ")[0] else ""
-        lines.append(f"{at:>7} {mask:>4}  {shown[0]:<44}  {shown[1]}{mark}")
+    for record in restored.restores:
+        if record.source_call_id == call.call_id:
+            lines.append(f"restored  {msgspec.json.encode(record).decode()}")
     return lines
+
+
+def _row_line(run: str, row: Row | None) -> str:
+    if row is None:
+        return f"row       {run}: missing, doubled or unsound"
+    size = f"{row.input_length} tokens, reward {row.reward:.6g}"
+    return f"row       {run}: {size}, trained segments {row.segments()}"
+
+
+def _windows(cuts: list[Call], baseline: Row, restored: Row) -> list[str]:
+    """The tokens around each cut and around the rows' first difference."""
+    places = {f"cut, after {len(call.ids)} tokens": _seam(restored, call) for call in cuts}
+    difference = first_difference(baseline.token_ids, restored.token_ids)
+    if difference is not None:
+        places["first difference"] = difference
+    lines = []
+    for what, place in places.items():
+        lines += ["", f"{what}, token {place}", *_window_lines(baseline, restored, place)]
+    if difference is None:
+        lines += ["", "the token ids of both runs are equal"]
+    return lines
+
+
+def _seam(row: Row, call: Call) -> int:
+    """The tail's first place in the row."""
+    segments = row.segments()
+    if call.call_index < len(segments):
+        return segments[call.call_index][0] + len(call.ids)
+    return row.input_length + len(call.ids)
+
+
+def _window_lines(baseline: Row, restored: Row, place: int) -> list[str]:
+    """A line a token: place, mask; for both runs id, log-probability and the likeliest tokens."""
+    longest = max(baseline.input_length, restored.input_length)
+    lines = [f"{'token':>7} {'mask':>4}  {'uninterrupted':<44}  restored"]
+    for at in range(max(0, place - WINDOW_TOKENS), min(longest, place + WINDOW_TOKENS + 1)):
+        mask = f"{restored.token_loss_mask[at]:.0f}" if at < restored.input_length else "-"
+        mark = "" if _id_at(baseline, at) == _id_at(restored, at) else "  <- differs"
+        shown = f"{_token(baseline, at):<44}  {_token(restored, at)}"
+        lines.append(f"{at:>7} {mask:>4}  {shown}{mark}")
+    return lines
+
+
+def _id_at(row: Row, at: int) -> int | None:
+    return row.token_ids[at] if at < row.input_length else None
 
 
 def _token(row: Row, at: int) -> str:
     if at >= row.input_length:
         return "end"
-    top2 = row.generation_top2[at] if row.generation_top2 else None
-    told = " ".join(f"{token}:{logprob:.4f}" for token, logprob in likely(top2).items())
-    return f"{row.token_ids[at]} {row.generation_logprobs[at]:.4f} [{told}]"
+    top_logprobs = row.generation_top2[at] if row.generation_top2 else None
+    candidates = [f"{token}:{logprob:.4f}" for token, logprob in likely(top_logprobs).items()]
+    return f"{row.token_ids[at]} {row.generation_logprobs[at]:.4f} [{' '.join(candidates)}]"
+
+
+def _debugger_lines(name: str, runs: Path) -> list[str]:
+    """The commands that run the cut again."""
+    notebook = shipped("notebooks/debug_cut.ipynb")
+    if notebook.is_relative_to(Path.cwd()):
+        notebook = notebook.relative_to(Path.cwd())
+    words = ["papermill", notebook, runs / "debug.ipynb", "-p", "runs", runs, "-p", "cut", name]
+    jupyter = f"jupyter lab {shlex.quote(str(notebook))}"
+    return [
+        "run this cut again, by prefill and by decode:",
+        f"  {shlex.join(map(str, words))}",
+        f"  or {jupyter}, with these runs and this cut in its first code cell",
+    ]

@@ -1,4 +1,4 @@
-"""A run's dump as one row index: built once in one streaming pass, rows read again from their places in the file."""
+"""A run's dump as one row index: built in one streaming pass, rows read again from their places."""
 
 import io
 import json
@@ -6,37 +6,49 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
-from ..journal import Journal
-from .problems import Problem, progress
+from ..journal import Journal, Line, lines
 from ..params import Params
 from ..records import Key, RestoreRecord, Row
+from ..runs import BROKEN, RunInfo
+from .problems import Problem
+from .progress import progress
 
-COLUMNS = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs")
-COLUMNS += ("generation_top2", "prev_top2")  # which a row may lack
-BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)  # what a file that is not what it should be raises
+COLUMNS = (
+    "token_ids",
+    "token_loss_mask",
+    "advantages",
+    "generation_logprobs",
+    "prev_logprobs",
+    "generation_top2",  # this one and the next a row may lack
+    "prev_top2",
+)
 
 
-class Chunk(msgspec.Struct):
-    """One trained chunk; its rows are decoded one by one, so that a broken one does not hide the others."""
+class Chunk(Struct):
+    """One trained chunk; its rows are decoded one by one: a broken one does not hide the others."""
 
     train_step: int
     rows: list[msgspec.Raw]
 
 
-class Head(msgspec.Struct):
-    """What tells whose row it is."""
+class RowIdentity(Struct):
+    """The fields that say whose row it is."""
 
     group_id: str
     prompt_idx: int
     generation_index: int
 
 
-class RowRef(msgspec.Struct, frozen=True):
-    """What the index keeps of a row, and where it stands: the byte its line begins at, and its place in that line."""
+class RowRef(Struct, frozen=True, kw_only=True):
+    """What the index keeps of a row, and where it stands.
+
+    `offset` is the byte its line begins at, `nth` its place among the rows of that line.
+    """
 
     group_id: str
     sound: bool  # nothing is wrong in the row by itself
@@ -45,102 +57,181 @@ class RowRef(msgspec.Struct, frozen=True):
     nth: int
 
 
-class Run:
-    """One run as the checks read it. `rows` maps a key to all rows that carry it: one, unless rows were doubled."""
+class Fault(NamedTuple):
+    """What is wrong in a row by itself."""
 
-    def __init__(self, name: str, dump: Path | bytes | None = None):
-        self.name, self.dump, self.folder = name, dump, None  # the folder of run.json, where there is one
-        self.info: Any = None  # its RunInfo (saved.py)
+    field: str  # empty: the row as a whole
+    expected: str
+    got: object
+
+
+class Run:
+    """A run that trained: its dump's index and its restore records.
+
+    `rows` maps a key to all rows that carry it: one, unless rows were doubled. `planned` are the
+    rows that must be there, where the parameters are known.
+    """
+
+    def __init__(self, name: str, dump: Path | bytes):
+        self.name = name
+        self.dump = dump
+        self.folder: Path | None = None  # of run.json, where there is one
+        self.info: RunInfo | None = None
         self.params: Params | None = None
-        self.planned: set[Key] = set()  # the rows that must be there, where the parameters are known
+        self.planned: set[Key] = set()
         self.rows: dict[Key, list[RowRef]] = {}
         self.problems: list[Problem] = []
         self.lines = 0
-        self.journal: Journal | None = None
         self.restores: list[RestoreRecord] = []
-        self._chunk = lru_cache(maxsize=1)(self._read_chunk)  # the rows of one line are asked for one after another
+        # the rows of one line are asked for one after another
+        self._chunk = lru_cache(maxsize=1)(self._read_chunk)
 
     def open(self) -> BinaryIO:
+        """The dump's bytes, from the start."""
         return io.BytesIO(self.dump) if isinstance(self.dump, bytes) else self.dump.open("rb")
 
     def only(self, key: Key) -> Row | None:
-        """The row of a key, or None where it is missing, doubled or unsound (told by other checks)."""
+        """The row of a key; None where it is missing, doubled or unsound, as other checks say."""
         refs = self.rows.get(key, [])
-        return _decode_row(self._chunk(refs[0].offset).rows[refs[0].nth]) if len(refs) == 1 and refs[0].sound else None
+        if len(refs) != 1 or not refs[0].sound:
+            return None
+        return _decode_row(self._chunk(refs[0].offset).rows[refs[0].nth])
 
-    def damaged(self, key: object, where: str, expected: str, got: object, file: Path | None = None) -> None:
-        following = f"look at that line of {file or (self.dump if isinstance(self.dump, Path) else 'the rows')}"
-        self.problems.append(Problem("dump-complete", str(key), f"{self.name}: {where}", expected, str(got), following))
+    def damaged(self, file: Path | str, *, key: object, where: str, fault: Fault) -> None:
+        """Note damage of a line of a file."""
+        self.problems.append(
+            Problem(
+                check="dump-complete",
+                key=str(key),
+                where=f"{self.name}: {where}{fault.field}",
+                expected=fault.expected,
+                got=str(fault.got),
+                next=f"look at that line of {file}",
+            )
+        )
 
     def _read_chunk(self, offset: int) -> Chunk:
         with self.open() as stream:
             stream.seek(offset)
-            return decode_line(stream.readline())
+            return decode_chunk(stream.readline())
+
+
+class KilledRun(Struct, kw_only=True):
+    """The run that was killed: it trained on nothing, and its journal says what it captured."""
+
+    folder: Path
+    info: RunInfo
+    params: Params
+    journal: Journal
+    name: str = "killed"
+
+
+class Runs(Struct, kw_only=True):
+    """The runs of one comparison; other trainers' have no killed run to show."""
+
+    uninterrupted: Run
+    restored: Run
+    killed: KilledRun | None = None
+
+    @property
+    def every(self) -> list[Run | KilledRun]:
+        """All of them, in the order in which they ran."""
+        if self.killed is None:
+            return [self.uninterrupted, self.restored]
+        return [self.uninterrupted, self.killed, self.restored]
+
+    @property
+    def trained(self) -> list[Run]:
+        """The two that have a dump."""
+        return [self.uninterrupted, self.restored]
+
+    @property
+    def planned(self) -> set[Key]:
+        """The rows that must be there, where the parameters of either run are known."""
+        return self.uninterrupted.planned | self.restored.planned
 
 
 def run_of(name: str, rows: Iterable[tuple[int, Row]]) -> Run:
-    """A run over rows at hand, each with its train step, as if it had been read from a dump of one row a line."""
+    """A run over (train step, row) at hand, as if read from a dump of one row a line."""
     encode = msgspec.json.Encoder().encode
-    run = Run(name, b"".join(b'{"train_step":%d,"rows":[%b]}\n' % (step, encode(row)) for step, row in rows))
+    chunks = [b'{"train_step":%d,"rows":[%b]}\n' % (step, encode(row)) for step, row in rows]
+    run = Run(name, b"".join(chunks))
     index_dump(run, "memory")
     return run
 
 
-def decode_line(line: bytes) -> Chunk:
-    """Raises one of BROKEN."""
+def decode_chunk(line: bytes) -> Chunk:
+    """One line of a dump. Raises one of BROKEN."""
     try:
         return _decode_chunk(line)
-    except msgspec.DecodeError:  # the origin writes bare NaN and Infinity: null here, which no column of numbers takes
-        return _decode_chunk(json.dumps(json.loads(line, parse_constant=lambda name: None)).encode())
+    except msgspec.DecodeError:
+        # NeMo RL writes bare NaN and Infinity: null here, which no column of numbers takes
+        values = json.loads(line, parse_constant=lambda name: None)
+        return _decode_chunk(json.dumps(values).encode())
 
 
 _decode_chunk = msgspec.json.Decoder(Chunk).decode
 _decode_row = msgspec.json.Decoder(Row).decode
-_decode_head = msgspec.json.Decoder(Head).decode
+_decode_identity = msgspec.json.Decoder(RowIdentity).decode
 
 
 def index_dump(run: Run, file: str) -> None:
-    offset = 0
+    """Index every row of a run's dump; damage goes into its problems, under the file's name."""
     with run.open() as stream:
-        for line in progress(stream, f"{run.name}: index", unit="line"):  # a binary file's lines end at b"\n" only
+        for line in progress(lines(stream), f"{run.name}: index", "line"):
             run.lines += 1
-            try:
-                chunk = decode_line(line) if line.strip() else Chunk(0, [])
-            except BROKEN as error:
-                torn = "" if line.endswith(b"\n") else "torn last line: "
-                run.damaged("", f"{file}, line {run.lines}", "a trained chunk in JSON", f"{torn}{error}")
-                chunk = Chunk(0, [])
-            for nth, raw in enumerate(chunk.rows):
-                _index_row(run, chunk.train_step, raw, f"{file}, line {run.lines}, row {nth}", offset, nth)
-            offset += len(line)
+            if line.content.strip():
+                _index_line(run, file, line)
 
 
-def _index_row(run: Run, train_step: int, raw: msgspec.Raw, place: str, offset: int, nth: int) -> None:
-    row = None
+def _index_line(run: Run, file: str, line: Line) -> None:
+    place = f"{file}, line {line.number}"
     try:
-        row = _decode_row(raw)
+        chunk = decode_chunk(line.content)
+    except BROKEN as error:
+        got = f"torn last line: {error}" if line.torn else error
+        fault = Fault("", "a trained chunk in JSON", got)
+        run.damaged(_file_of(run), key="", where=place, fault=fault)
+        return
+    for nth, raw in enumerate(chunk.rows):
+        _index_row(run, chunk.train_step, raw, f"{place}, row {nth}", (line.offset, nth))
+
+
+def _index_row(
+    run: Run, train_step: int, raw: msgspec.Raw, place: str, at: tuple[int, int]
+) -> None:
+    identity: Row | RowIdentity | None = None
+    try:
+        identity = row = _decode_row(raw)
         faults = _faults(row)
     except msgspec.MsgspecError as error:
-        faults = [
-            (
-                "",
-                "every field of a row, each of its type, its numbers finite",
-                str(error).replace("null`", "null`, NaN or Infinity"),
-            )
-        ]
+        wanted = "every field of a row, each of its type, its numbers finite"
+        faults = [Fault("", wanted, str(error).replace("null`", "null`, NaN or Infinity"))]
         with suppress(msgspec.MsgspecError):  # most often enough stands to say whose row it is
-            row = _decode_head(raw)
-    key = Key(train_step, row.prompt_idx, row.generation_index) if row else ""
-    for field, expected, got in faults:
-        run.damaged(key, f"{place}{field}", expected, got)
-    if row:
-        run.rows.setdefault(key, []).append(RowRef(row.group_id, not faults, place, offset, nth))
+            identity = _decode_identity(raw)
+    key = Key(train_step, identity.prompt_idx, identity.generation_index) if identity else ""
+    for fault in faults:
+        run.damaged(_file_of(run), key=key, where=place, fault=fault)
+    if identity and isinstance(key, Key):
+        offset, nth = at
+        ref = RowRef(
+            group_id=identity.group_id, sound=not faults, place=place, offset=offset, nth=nth
+        )
+        run.rows.setdefault(key, []).append(ref)
 
 
-def _faults(row: Row) -> list[tuple[str, str, object]]:
-    """(field, expected, got) of what is wrong in a row by itself, beyond what its types say."""
-    sizes = {name: len(column) for name in COLUMNS if (column := getattr(row, name)) is not None}
-    told = f"{row.input_length} entries, as input_length says"
-    ragged = [(f", {name}", told, size) for name, size in sizes.items() if size != row.input_length]
-    untrained = [] if any(row.token_loss_mask) else [(", token_loss_mask", "at least one trained token", "none")]
-    return ragged + untrained
+def _file_of(run: Run) -> Path | str:
+    return run.dump if isinstance(run.dump, Path) else "the rows"
+
+
+def _faults(row: Row) -> list[Fault]:
+    """What is wrong in a row beyond what its types say."""
+    wanted = f"{row.input_length} entries, as input_length says"
+    faults = []
+    for name in COLUMNS:
+        column = getattr(row, name)
+        if column is not None and len(column) != row.input_length:
+            faults.append(Fault(f", {name}", wanted, len(column)))
+    if not any(row.token_loss_mask):
+        faults.append(Fault(", token_loss_mask", "at least one trained token", "none"))
+    return faults

@@ -1,20 +1,18 @@
 """What a violation looks like, made in one place for notebook, terminal, JUnit and JSON alike."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
-from tqdm import tqdm
 
-AROUND = 2  # tokens a message shows on each side of a place
-SHOWN = 20  # problems a message shows; results.json holds all
-
-
-progress = partial(tqdm, delay=2, mininterval=2, leave=False)  # a bar for what takes longer than two seconds
+SHOWN = 20  # problems that a message shows; results.json holds all
+LONGEST = 1000  # characters of one line of a message
 
 
-class Problem(Struct, frozen=True):
-    """One violation: what `check` expected at `where` of the row or cut `key`, and the command to look further."""
+class Problem(Struct, frozen=True, kw_only=True):
+    """One violation: what `check` expected and got at `where` of the row or cut `key`.
+
+    `next` is the command that looks further.
+    """
 
     check: str
     key: str
@@ -24,27 +22,41 @@ class Problem(Struct, frozen=True):
     next: str
 
     def __str__(self) -> str:
-        told = [f"  {name:<8}  {printable(getattr(self, name))}" for name in ("where", "expected", "got", "next")]
-        return "\n".join([f"{self.check} {printable(self.key)}".rstrip(), *told])
+        title = f"{self.check} {printable(self.key)}".rstrip()
+        lines = [
+            f"  {name:<8}  {printable(getattr(self, name))}"
+            for name in ("where", "expected", "got", "next")
+        ]
+        return "\n".join([title, *lines])
 
 
-def printable(text: str, longest: int = 1000) -> str:
-    """Text that can do nothing but be read: control and direction characters as their escapes, the middle cut out."""
-    text = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-    return text if len(text) <= longest else f"{text[: longest // 2]} … {len(text):,} characters … {text[-longest // 2 :]}"
+def printable(text: str, longest: int = LONGEST) -> str:
+    r"""Text that can do nothing but be read.
+
+    Control and direction characters stand as their escapes; the middle of a long text is cut out.
+
+    >>> printable("\x1b[2J cleared")
+    '\\x1b[2J cleared'
+    """
+    text = "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} … {len(text):,} characters … {text[-half:]}"
 
 
-def render(problems: list[Problem]) -> str:
-    more = len(problems) - SHOWN
+def render(problems: Sequence[Problem]) -> str:
+    """The first problems as text, and how many more there are."""
     shown = "\n\n".join(map(str, problems[:SHOWN]))
-    return shown + (f"\n\n… and {more} more, all of them in results.json" if more > 0 else "")
+    more = len(problems) - SHOWN
+    if more <= 0:
+        return shown
+    return f"{shown}\n\n… and {more} more, all of them in results.json"
 
 
-def window(values: list, at: int, text: Callable[[list[int]], str] | None = None) -> str:
-    """The values round a place, that place in brackets; `end` where the list is over. `text` decodes them."""
-    first = max(0, at - AROUND)
-    near = values[first : at + AROUND + 1]
-    shown = [str(value) for value in near]
-    shown[at - first : at - first + 1] = [f"[{values[at] if at < len(values) else 'end'}]"]
-    told = ("… " if first else "") + ", ".join(shown) + (" …" if at + AROUND + 1 < len(values) else "")
-    return told + (f"  {text(near)!r}" if text else "")
+def concerning(problems: Iterable[Problem], cut: str) -> list[Problem]:
+    """The problems with the cut that prints as `cut`, or with its row."""
+    return [problem for problem in problems if problem.key in (cut, cut.partition("#")[0])]

@@ -1,194 +1,193 @@
-"""What a judgement becomes: messages, results.json, junit.xml, summary.md. One renderer (Problem's own) makes them all."""
+"""What a judgement becomes: the contents of results.json, and the words of its verdict."""
 
 import hashlib
-import html
-import re
-from collections.abc import Iterable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+from msgspec import Struct, field
 
-from .checks import CHECKS, Judgement
 from ..errors import IncompleteError, ParityError
-from .dumps import Run
-from .problems import Problem, render
 from ..params import Params
+from ..records import CutResult
+from ..runs import RunInfo
+from .dumps import Run, Runs
+from .judgement import CHECKS, Judgement, MutationResult, Status, Verdict
+from .problems import Problem, render
 
-NOT_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-SUMMARY_BYTES = 900_000  # a step summary over 1 MiB is dropped whole
 LIBRARIES = ("restore-parity", "torch", "transformers", "papermill", "nbconvert")
+EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCOMPLETE": 3}
+
+
+class CheckResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one check came out; `why` says why it could not run."""
+
+    id: str
+    status: Status
+    seen: int  # comparisons
+    why: str | None = None
+
+
+class Results(Struct, kw_only=True):
+    """results.json: all that JUnit, summary and page tell."""
+
+    verdict: Verdict
+    summary: str
+    problems: list[Problem] = field(default_factory=list)
+    checks: list[CheckResult]
+    cuts: list[CutResult] = field(default_factory=list)
+    mutations: list[MutationResult] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    largest: dict[str, float] = field(default_factory=dict)  # difference by check, in nats
+    provenance: dict[str, Any]
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command that made them."""
+        return EXIT_CODES[self.verdict]
 
 
 def require(judgement: Judgement, check: str) -> None:
-    """Print what a check saw. Raises ParityError with its problems."""
-    judgement.told.add(check)
+    """Print what a check compared. Raises ParityError with its problems."""
+    judgement.reported.add(check)
+    compared = judgement.seen[check]
     if problems := judgement.of(check):
-        raise ParityError(f"{check}: {len(problems)} of {judgement.seen[check]} comparisons failed\n\n{render(problems)}")
+        title = f"{check}: {len(problems)} of {compared} comparisons failed"
+        raise ParityError(f"{title}\n\n{render(problems)}")
     if reason := judgement.not_run.get(check):
         print(f"{check}: not run, {reason}")
-        return
-    largest = f", largest difference {judgement.largest[check]:.4g} nats" if check in judgement.largest else ""
-    seen = (
-        f"holds, {judgement.seen[check]} compared{largest}" if judgement.seen[check] else "nothing to judge in these runs"
-    )
-    print(f"{check}: {seen}")
+    elif not compared:
+        print(f"{check}: nothing to judge in these runs")
+    elif check in judgement.largest:
+        largest = f"largest difference {judgement.largest[check]:.4g} nats"
+        print(f"{check}: holds, {compared} compared, {largest}")
+    else:
+        print(f"{check}: holds, {compared} compared")
 
 
 def verdict_line(judgement: Judgement) -> str:
     """The verdict in words with the counts that carry it."""
-    counts, cuts, aside = judgement.counts, judgement.cuts, judgement.set_aside
-    told = (
-        f"{judgement.verdict}: {counts['rows']} rows ({counts['tokens']} tokens, {counts['generated_tokens']} generated), "
-        f"{len(cuts)} cuts, {aside} set aside, {len(CHECKS) - len(judgement.not_run)} checks run"
-    )
+    counts = judgement.counts
+    tokens = f"{counts['tokens']} tokens, {counts['generated_tokens']} generated"
+    parts = [
+        f"{counts['rows']} rows ({tokens})",
+        f"{len(judgement.cuts)} cuts",
+        f"{judgement.set_aside} set aside",
+        f"{len(CHECKS) - len(judgement.not_run)} checks run",
+    ]
+    tried = [result for result in judgement.mutations if result.caught_by is not None]
     if judgement.mutations:
-        tried = [result for result in judgement.mutations if result.caught_by is not None]
-        told += f", {sum(r.check in r.caught_by for r in tried)} of {len(tried)} mutations caught"
+        caught = sum(result.caught for result in tried)
+        parts.append(f"{caught} of {len(tried)} mutations caught")
     if judgement.not_run:
-        told += f", {len(judgement.not_run)} not run"
-    count = len(judgement.problems)
-    return told + (f", {count} problem{'s' * (count > 1)}" if count else "")
+        parts.append(f"{len(judgement.not_run)} not run")
+    if count := len(judgement.problems):
+        parts.append("1 problem" if count == 1 else f"{count} problems")
+    return f"{judgement.verdict}: {', '.join(parts)}"
 
 
-def results(judgement: Judgement, provenance: dict[str, Any]) -> dict[str, Any]:
-    """The contents of results.json."""
+def results(judgement: Judgement, provenance: dict[str, Any]) -> Results:
+    """What results.json holds of a judgement."""
     checks = [
-        {"id": check, "status": judgement.status(check), "seen": judgement.seen[check]}
-        | ({"why": judgement.not_run[check]} if check in judgement.not_run else {})
+        CheckResult(
+            id=check,
+            status=judgement.status(check),
+            seen=judgement.seen[check],
+            why=judgement.not_run.get(check),
+        )
         for check in CHECKS
     ]
-    counts = dict(judgement.counts) | {
-        "cuts": len(judgement.cuts),
-        "set_aside": judgement.set_aside,
+    counts = {"cuts": len(judgement.cuts), "set_aside": judgement.set_aside}
+    return Results(
+        verdict=judgement.verdict,
+        summary=verdict_line(judgement),
+        problems=judgement.problems,
+        checks=checks,
+        cuts=judgement.cuts,
+        mutations=judgement.mutations,
+        counts=dict(judgement.counts) | counts,
+        largest=judgement.largest,
+        provenance=provenance,
+    )
+
+
+def incomplete(reason: str, provenance: dict[str, Any]) -> Results:
+    """What results.json holds where the checks were never reached."""
+    why = "the report did not get there"
+    return Results(
+        verdict="INCOMPLETE",
+        summary=f"INCOMPLETE: {reason}",
+        checks=[CheckResult(id=check, status="not_run", seen=0, why=why) for check in CHECKS],
+        provenance=provenance,
+    )
+
+
+def provenance(params: Params, runs: Runs) -> dict[str, Any]:
+    """What was judged, by what: parameters, versions, each run's settings and its dump's hash."""
+    infos = {run.name: run.info for run in runs.every if run.info}
+    found = provenance_of_infos(params, infos)
+    for run in runs.trained:
+        found.setdefault(run.name, {})["dump_sha256"] = _dump_sha256(run)
+    if runs.killed and runs.killed.journal.torn:
+        found["killed"]["torn"] = runs.killed.journal.torn
+    return found
+
+
+def provenance_of_infos(params: Params, infos: dict[str, RunInfo]) -> dict[str, Any]:
+    """The same as far as the runs' run.json tell it."""
+    found: dict[str, Any] = {
+        "params": params.model_dump(),
+        "params_sha256": params.sha256(),
+        "versions": _versions(),
     }
-    return {
-        "verdict": judgement.verdict,
-        "summary": verdict_line(judgement),
-        "problems": judgement.problems,
-        "checks": checks,
-        "cuts": judgement.cuts,
-        "mutations": judgement.mutations,
-        "counts": counts,
-        "largest": judgement.largest,
-        "provenance": provenance,
-    }
+    names = ("run_id", "setup", "device", "git_revision", "start", "random_weights")
+    for run, info in infos.items():
+        found[run] = {name: getattr(info, name) for name in names}
+    return found
 
 
-def incomplete(reason: str, provenance: dict[str, Any]) -> dict[str, Any]:
-    """The contents of results.json where the checks were never reached."""
-    checks = [{"id": check, "status": "not_run", "seen": 0, "why": "the report did not get there"} for check in CHECKS]
-    empty = {"problems": [], "cuts": [], "mutations": [], "counts": {}}
-    return {
-        "verdict": "INCOMPLETE",
-        "summary": f"INCOMPLETE: {reason}",
-        "checks": checks,
-        "provenance": provenance,
-    } | empty
+def _versions() -> dict[str, str]:
+    """Of this package and of what it may run with, as far as it is installed."""
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
-def provenance(params: Params, runs: Iterable[Run] = ()) -> dict[str, Any]:
-    told: dict[str, Any] = {"params": params.model_dump(), "params_sha256": params.sha256()}
-    told["versions"] = {name: version(name) for name in LIBRARIES}
-    for run in runs:
-        entry = {}
-        if run.info is not None:
-            entry = {name: getattr(run.info, name) for name in ("run_id", "setup", "device", "git_revision", "start")}
-        if run.dump is not None:
-            with run.open() as stream:
-                entry["dump_sha256"] = hashlib.file_digest(stream, "sha256").hexdigest()
-        if run.journal is not None and run.journal.torn:
-            entry["torn"] = run.journal.torn
-        told[run.name] = entry
-    return told
+def _dump_sha256(run: Run) -> str:
+    with run.open() as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
-def conclude(judgement: Judgement, params: Params, runs: Iterable[Run]) -> None:
-    """Write results.json and say the verdict. Raises ParityError or IncompleteError unless it is PASS.
+def conclude(judgement: Judgement, params: Params, runs: Runs) -> None:
+    """Write results.json and print the verdict.
 
-    A check that no cell has told of (one was cut short, or taken out) leaves nothing to conclude: no results are written.
+    Raises ParityError or IncompleteError unless it is PASS. A check that no cell has reported (one
+    was cut short, or taken out) leaves nothing to conclude: no results are written.
     """
-    if silent := [check for check in (*CHECKS, "mutations") if check not in judgement.told]:
-        raise IncompleteError(f"no cell has told of {', '.join(silent)}")
-    write_json(params.folder / "results.json", results(judgement, provenance(params, runs)))
-    if judgement.verdict == "PASS":
-        print(verdict_line(judgement))
+    silent = [check for check in (*CHECKS, "mutations") if check not in judgement.reported]
+    if silent:
+        raise IncompleteError(f"no cell has reported {', '.join(silent)}")
+    found = results(judgement, provenance(params, runs))
+    write_results(params.folder / "results.json", found)
+    if found.verdict == "PASS":
+        print(found.summary)
         return
-    kind = ParityError if judgement.verdict == "FAIL" else IncompleteError
-    raise kind(f"{verdict_line(judgement)}\n\n{render(judgement.problems)}")
+    kind = ParityError if found.verdict == "FAIL" else IncompleteError
+    raise kind(f"{found.summary}\n\n{render(judgement.problems)}")
 
 
-def write_json(file: Path, told: dict[str, Any]) -> None:
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(told)))
+def write_results(file: Path, found: Results) -> None:
+    """Write results.json. Raises OSError."""
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
 
 
-def read_results(file: Path) -> dict[str, Any] | None:
-    """The results another process wrote; None where there are none."""
-    return msgspec.json.decode(file.read_bytes()) if file.is_file() else None
-
-
-def problems_of(told: dict[str, Any]) -> list[Problem]:
-    return [msgspec.convert(problem, Problem) for problem in msgspec.to_builtins(told["problems"])]
-
-
-def write_junit(file: Path, told: dict[str, Any]) -> None:
-    """A case for each check and each cut, the four-line message as failure text."""
-    suites = JUnitXml("restore-parity")
-    problems = problems_of(told)
-    suite = TestSuite("checks")
-    for check in told["checks"]:
-        mine = [problem for problem in problems if problem.check == check["id"]]
-        suite.add_testcase(_case("check", check["id"], mine, check.get("why") if check["status"] == "not_run" else None))
-    if not problems and told["verdict"] != "PASS":
-        case = TestCase("verdict", "report")
-        case.result = [Error(_xml(told["summary"]))]
-        suite.add_testcase(case)
-    suites.add_testsuite(suite)
-    cuts = TestSuite("cuts")
-    for cut in msgspec.to_builtins(told["cuts"]):
-        mine = [problem for problem in problems if problem.key == cut["key"]]
-        cuts.add_testcase(_case("cut", cut["key"], mine, None))
-    suites.add_testsuite(cuts)
-    broken = TestSuite("mutations")
-    for result in msgspec.to_builtins(told["mutations"]):
-        mine = [problem for problem in problems if problem.where == f"mutation {result['id']}"]
-        skipped = None if result["caught_by"] is not None else "these rows hold no place for it"
-        broken.add_testcase(_case("mutation", result["id"], mine, skipped))
-    suites.add_testsuite(broken)
-    suites.write(str(file), pretty=True)
-
-
-def _case(kind: str, name: str, problems: list[Problem], skipped: str | None) -> TestCase:
-    case = TestCase(name, kind)
-    if problems:
-        failure = Failure(f"{len(problems)} problem{'s' * (len(problems) > 1)}")
-        failure.text = _xml(render(problems))
-        case.result = [failure]
-    elif skipped:
-        case.result = [Skipped(skipped)]
-    return case
-
-
-def _xml(text: str) -> str:
-    """Without the control characters that XML 1.0 cannot hold, escaped or not."""
-    return NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def write_summary(file: Path, told: dict[str, Any]) -> None:
-    """Markdown for a CI step's summary page: verdict, checks, first problems; escaped and bounded."""
-    lines = [f"## {_inert(told['summary'].splitlines()[0])}", "", "| check | status | compared |", "| -- | -- | --: |"]
-    lines += [f"| `{check['id']}` | {check['status']} | {check['seen']} |" for check in told["checks"]]
-    if told["problems"]:
-        shown = _inert(render(problems_of(told))).encode()[:SUMMARY_BYTES].decode(errors="ignore")
-        lines += ["", f"<pre>{shown}</pre>"]
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _inert(text: str) -> str:
-    return html.escape(_xml(text)).replace("`", "&#96;").replace("|", "&#124;")
-
-
-def exit_code(verdict: str) -> int:
-    return {"PASS": 0, "FAIL": 1, "INCOMPLETE": 3}[verdict]
+def read_results(file: Path) -> Results | None:
+    """The results that another process wrote; None where there are none."""
+    if not file.is_file():
+        return None
+    return msgspec.json.decode(file.read_bytes(), type=Results)

@@ -1,0 +1,1 @@
+"""The experiment: three workloads over an engine; it judges nothing."""

@@ -1,34 +1,38 @@
 """The trainer: one GRPO step a train step, in torch, and the dump of what it trained on.
 
-`python -m restore_parity.trainer FOLDER`, started by the supervisor, with overlapped starts while the engine still starts.
-Reads run.json and rollouts.jsonl once they are there, writes training.jsonl (under another name until it is whole).
+`python -m restore_parity.experiment.trainer FOLDER`, started by the supervisor, with overlapped
+starts while the engine still starts. Reads run.json and rollouts.jsonl once they are there, writes
+training.jsonl (under another name until it is whole).
 """
 
 import math
 import os
-import sys
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
-from .models import model_path
+from ..journal import lines
 from ..params import Params
-from ..records import Row, TopTwo
-from ..checker.loading import read_info
-from .supervisor import end_with_parent, wait_for
+from ..records import Row, TopLogprobs
+from ..runs import read_info, written_whole
+from .models import model_path
+from .processes import run_as_child, wait_for
+
+CLIP = 0.2  # how far a ratio may leave 1
 
 
-class Batch(msgspec.Struct):
+class Batch(msgspec.Struct, kw_only=True):
     """Rows collated to padded tensors (B, T): what is trained on is what is dumped."""
 
     rows: list[Row]
-    lengths: list[int]
     token_ids: torch.Tensor
     token_loss_mask: torch.Tensor
     advantages: torch.Tensor
@@ -37,152 +41,205 @@ class Batch(msgspec.Struct):
     sample_loss_mask: torch.Tensor  # (B,)
 
 
-class Line(msgspec.Struct):
+class PolicyLogprobs(NamedTuple):
+    """The model's own log-probabilities in nats; 0.0 where nothing is trained."""
+
+    chosen: torch.Tensor  # (B, T), of the trained tokens
+    candidates: torch.Tensor  # (B, T, 2), of the engine's two likeliest tokens
+
+
+class TrainRow(msgspec.Struct):
+    """A line of rollouts.jsonl."""
+
     train_step: int
     row: Row
 
 
 def group_advantages(rows: list[Row]) -> list[float]:
-    """GRPO: a row's reward against its group's mean, over the group's standard deviation; (rows,)."""
-    groups = defaultdict(list)
+    """GRPO: a row's reward against its group's mean, over the group's deviation; (rows,)."""
+    rewards = defaultdict(list)
     for row in rows:
-        groups[row.group_id].append(row.reward)
+        rewards[row.group_id].append(row.reward)
+    return [_advantage(row.reward, rewards[row.group_id]) for row in rows]
 
-    def advantage(row: Row) -> float:
-        rewards = groups[row.group_id]
-        mean = sum(rewards) / len(rewards)
-        spread = math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards))
-        return (row.reward - mean) / (spread + 1e-6)
 
-    return [advantage(row) for row in rows]
+def _advantage(reward: float, rewards: list[float]) -> float:
+    mean = sum(rewards) / len(rewards)
+    deviation = math.sqrt(sum((each - mean) ** 2 for each in rewards) / len(rewards))
+    return (reward - mean) / (deviation + 1e-6)
 
 
 def collate(rows: list[Row], advantages: list[float], device: torch.device) -> Batch:
-    lengths = [row.input_length for row in rows]
+    """Rows and their advantages (rows,) as one batch on a device."""
+    longest = max(row.input_length for row in rows)
 
-    def padded(lists, dtype):
-        tensor = torch.zeros(len(rows), max(lengths), dtype=dtype)
-        for place, values in enumerate(lists):
+    def padded(columns: Iterable[list[Any]], dtype: torch.dtype) -> torch.Tensor:
+        tensor = torch.zeros(len(rows), longest, dtype=dtype)
+        for place, values in enumerate(columns):
             tensor[place, : len(values)] = torch.tensor(values, dtype=dtype)
         return tensor.to(device)
 
-    mask = padded([row.token_loss_mask for row in rows], torch.float32)
+    mask = padded((row.token_loss_mask for row in rows), torch.float32)
+    likeliest = padded((_candidates(row, 0) for row in rows), torch.int64)
+    second = padded((_candidates(row, 1) for row in rows), torch.int64)
+    # float64 holds every log-probability as the journal has it; the loss does not read them
+    logprobs = padded((row.generation_logprobs for row in rows), torch.float64)
     return Batch(
         rows=rows,
-        lengths=lengths,
-        token_ids=padded([row.token_ids for row in rows], torch.int64),
+        token_ids=padded((row.token_ids for row in rows), torch.int64),
         token_loss_mask=mask,
         advantages=mask * torch.tensor(advantages, device=device)[:, None],
-        # float64 holds every log-probability as the journal has it; the loss does not read them
-        generation_logprobs=padded([row.generation_logprobs for row in rows], torch.float64),
-        candidates=torch.stack([padded([_candidates(row, i) for row in rows], torch.int64) for i in (0, 1)], dim=-1),
+        generation_logprobs=logprobs,
+        candidates=torch.stack([likeliest, second], dim=-1),
         sample_loss_mask=torch.tensor([row.sample_loss_mask for row in rows], device=device),
     )
 
 
 def _candidates(row: Row, place: int) -> list[int]:
-    return [top2[place][0] if top2 else 0 for top2 in row.generation_top2 or [None] * row.input_length]
+    """The engine's likeliest token at each place of a row, or its second; 0 where untrained."""
+    tops = row.generation_top2 or [None] * row.input_length
+    return [top[place][0] if top else 0 for top in tops]
 
 
-def policy_logprobs(model, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The model's own log-probabilities of the trained tokens, (B, T), and of the engine's two candidates, (B, T, 2).
-
-    0.0 elsewhere; the head runs only at trained tokens.
-    """
+def policy_logprobs(model: Any, batch: Batch) -> PolicyLogprobs:
+    """The model's own log-probabilities of a batch; the head runs only at trained tokens."""
     hidden = model.model(batch.token_ids, use_cache=False).last_hidden_state
     trained = batch.token_loss_mask[:, 1:].bool()
     logprobs = model.lm_head(hidden[:, :-1][trained]).float().log_softmax(-1)
-    wanted = torch.cat([batch.token_ids[:, 1:, None], batch.candidates[:, 1:]], dim=-1)[trained]
+    tokens = torch.cat([batch.token_ids[:, 1:, None], batch.candidates[:, 1:]], dim=-1)[trained]
     places = torch.nn.functional.pad(trained, (1, 0))[..., None].expand(-1, -1, 3)
-    told = torch.zeros(places.shape, device=places.device).masked_scatter(places, logprobs.gather(-1, wanted))
-    return told[..., 0], told[..., 1:].detach()
+    zeros = torch.zeros(places.shape, device=places.device)
+    found = zeros.masked_scatter(places, logprobs.gather(-1, tokens))
+    return PolicyLogprobs(chosen=found[..., 0], candidates=found[..., 1:].detach())
 
 
-def train_step(model, optimizer, rows: list[Row], micro_batch_rows: int, clip: float = 0.2):
-    """One optimiser step over the rows, micro-batch by micro-batch; yields each batch with the policy's log-probs."""
+def train_step(
+    model: Any, optimizer: torch.optim.Optimizer, rows: list[Row], micro_batch_rows: int
+) -> Iterator[tuple[Batch, PolicyLogprobs]]:
+    """One optimiser step over the rows.
+
+    Yields each micro-batch as it is trained on, with the policy's log-probabilities before the
+    step; the step is taken behind the last one.
+    """
     device = next(model.parameters()).device
     advantages = group_advantages(rows)
     trained_tokens = sum(sum(row.token_loss_mask) * row.sample_loss_mask for row in rows)
-    for place in range(0, len(rows), micro_batch_rows):
-        span = slice(place, place + micro_batch_rows)
-        batch = collate(rows[span], advantages[span], device)
-        logprobs, prev_top2 = policy_logprobs(model, batch)
-        prev_logprobs = logprobs.detach()
-        ratio = (logprobs - prev_logprobs).exp()
-        gain = torch.minimum(ratio * batch.advantages, ratio.clamp(1 - clip, 1 + clip) * batch.advantages)
-        weight = batch.token_loss_mask * batch.sample_loss_mask[:, None]
-        (-(gain * weight).sum() / max(trained_tokens, 1)).backward()
-        yield batch, prev_logprobs, prev_top2
+    for start in range(0, len(rows), micro_batch_rows):
+        stop = start + micro_batch_rows
+        batch = collate(rows[start:stop], advantages[start:stop], device)
+        policy = policy_logprobs(model, batch)
+        loss = -_gain(batch, policy.chosen) / max(trained_tokens, 1)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+        yield batch, policy._replace(chosen=policy.chosen.detach())
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
-def dumped(batch: Batch, prev_logprobs: torch.Tensor, prev_top2: torch.Tensor) -> list[Row]:
+def _gain(batch: Batch, logprobs: torch.Tensor) -> torch.Tensor:
+    """GRPO's clipped objective, summed over the batch's trained tokens."""
+    ratio = (logprobs - logprobs.detach()).exp()
+    clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+    gain = torch.minimum(ratio * batch.advantages, clipped * batch.advantages)
+    weight = batch.token_loss_mask * batch.sample_loss_mask[:, None]
+    return (gain * weight).sum()
+
+
+def dumped(batch: Batch, policy: PolicyLogprobs) -> list[Row]:
     """The rows as the tensors hold them, padding cut off."""
-    return [
-        msgspec.structs.replace(
-            row,
-            input_length=length,
-            sample_loss_mask=batch.sample_loss_mask[i].item(),
-            token_ids=batch.token_ids[i, :length].tolist(),
-            token_loss_mask=batch.token_loss_mask[i, :length].int().tolist(),
-            advantages=batch.advantages[i, :length].tolist(),
-            generation_logprobs=batch.generation_logprobs[i, :length].tolist(),
-            prev_logprobs=prev_logprobs[i, :length].tolist(),
-            prev_top2=_top2(row, prev_top2[i, :length].tolist()),
-        )
-        for i, (row, length) in enumerate(zip(batch.rows, batch.lengths, strict=True))
-    ]
+    return [_dumped_row(batch, policy, place) for place in range(len(batch.rows))]
 
 
-def _top2(row: Row, logprobs: list[list[float]]) -> list[TopTwo | None] | None:
-    """The trainer's log-probabilities beside the ids of the engine's two candidates."""
+def _dumped_row(batch: Batch, policy: PolicyLogprobs, place: int) -> Row:
+    row = batch.rows[place]
+    length = row.input_length
+
+    def column(tensor: torch.Tensor) -> list[Any]:
+        return list(tensor[place, :length].tolist())
+
+    return msgspec.structs.replace(
+        row,
+        sample_loss_mask=batch.sample_loss_mask[place].item(),
+        token_ids=column(batch.token_ids),
+        token_loss_mask=column(batch.token_loss_mask.int()),
+        advantages=column(batch.advantages),
+        generation_logprobs=column(batch.generation_logprobs),
+        prev_logprobs=column(policy.chosen),
+        prev_top2=_policy_top(row, column(policy.candidates)),
+    )
+
+
+def _policy_top(row: Row, logprobs: list[list[float]]) -> list[TopLogprobs | None] | None:
+    """The trainer's log-probabilities (T, 2) beside the ids of the engine's two candidates."""
     if row.generation_top2 is None:
         return None
-    pairs = zip(row.generation_top2, logprobs, strict=True)
-    return [top2 and [(top2[0][0], own[0]), (top2[1][0], own[1])] for top2, own in pairs]
+    tops: list[TopLogprobs | None] = []
+    for top, own in zip(row.generation_top2, logprobs, strict=True):
+        tops.append([(top[0][0], own[0]), (top[1][0], own[1])] if top else None)
+    return tops
 
 
 def make_deterministic(device: str, seed: int) -> None:
-    """The same rows give the same log-probabilities, to the last bit, in every process on one kind of device."""
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when the device is first used; torch asks for it below
+    """The same rows give the same bits in every process on one kind of device."""
+    # read when the device is first used; torch asks for it below
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # the third witness is float32
+    torch.backends.cuda.matmul.allow_tf32 = False  # the third witness is float32
+    torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(seed)
     if device == "cpu":
-        torch.set_num_threads(os.cpu_count())
+        torch.set_num_threads(os.cpu_count() or 1)
 
 
-def recompute_layers(model) -> None:
-    """Keep one layer's activations at a time: in float32, attention over thousands of tokens is gigabytes a layer."""
+def recompute_layers(model: Any) -> None:
+    """Keep one layer's activations at a time.
+
+    In float32, attention over thousands of tokens is gigabytes a layer.
+    """
     for layer in model.model.layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        layer.forward = partial(
+            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+        )
+
+
+def load_model(params: Params, device: str) -> Any:
+    """The checkpoint in float32 on a device, ready to be trained."""
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        model_path(params.model), dtype=torch.float32, use_safetensors=True
+    )
+    model.to(device).eval()  # eval: no dropout, which would make the two runs differ
+    if device != "cpu":
+        recompute_layers(model)
+    return model
+
+
+def read_rows(file: Path) -> Iterator[TrainRow]:
+    """The rows to train on, in the order of their train steps."""
+    decode = msgspec.json.Decoder(TrainRow).decode
+    with file.open("rb") as stream:
+        for line in lines(stream):
+            yield decode(line.content)
 
 
 def main(folder: Path) -> None:
+    """Train on the rows of one run, and dump them."""
     wait_for(folder / "run.json")
     info = read_info(folder)
     params = Params.model_validate(info.params)
-    make_deterministic(info.setup["device"], params.seed)
-    model = AutoModelForCausalLM.from_pretrained(model_path(params.model), dtype=torch.float32, use_safetensors=True)
-    model = model.to(info.setup["device"]).eval()  # eval: no dropout, which would make the two runs differ
-    if info.setup["device"] != "cpu":
-        recompute_layers(model)
+    device = info.setup["device"]
+    make_deterministic(device, params.seed)
+    model = load_model(params, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate)
     wait_for(folder / "rollouts.jsonl")
-    partial = folder / "training.jsonl.partial"
-    with (folder / "rollouts.jsonl").open("rb") as stream, partial.open("wb") as out:
-        lines = map(msgspec.json.Decoder(Line).decode, stream)  # in the order of their train steps
-        for step, group in groupby(lines, key=lambda line: line.train_step):
-            rows = [line.row for line in group]
-            for chunk, batch in enumerate(train_step(model, optimizer, rows, params.micro_batch_rows)):
-                line = {"train_step": step, "chunk_index": chunk, "rows": dumped(*batch)}
+    with written_whole(folder / "training.jsonl") as out:
+        steps = groupby(read_rows(folder / "rollouts.jsonl"), key=lambda line: line.train_step)
+        for step, of_step in steps:
+            rows = [line.row for line in of_step]
+            batches = train_step(model, optimizer, rows, params.micro_batch_rows)
+            for chunk, (batch, policy) in enumerate(batches):
+                line = {"train_step": step, "chunk_index": chunk, "rows": dumped(batch, policy)}
                 out.write(msgspec.json.encode(line) + b"\n")
-                out.flush()
-        os.fsync(out.fileno())
-    partial.rename(folder / "training.jsonl")
+                out.flush()  # the supervisor shows what is there
 
 
 if __name__ == "__main__":
-    end_with_parent()
-    main(Path(sys.argv[1]))
+    run_as_child(main)

@@ -1,0 +1,1 @@
+"""The report of one comparison, and the debugger of one of its cuts."""

@@ -1,236 +1,214 @@
-"""Plots over the results the checks read; each has an alternative text, and a table beside it says the same."""
+"""Plots over what the checks read; a table beside each says the same."""
 
-from collections import Counter
+from itertools import pairwise
+from typing import NamedTuple
 
-from IPython.display import display
-from matplotlib import pyplot
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.axes import Axes
 
-from ..checker.checks import CHECKS, Judgement
-from ..checker.dumps import Run
-from ..params import Params
+from ..checker.dumps import Runs
+from ..checker.judgement import CHECKS, Judgement, MutationResult
 from ..records import CutResult
-from .tables import BF16_STEP, margins, ordered, times
+from .drawing import (
+    Look,
+    bar,
+    canvas,
+    canvas_of_two,
+    legend_above,
+    line_names,
+    show,
+    stacked_histogram,
+)
+from .html_table import failed_first, words
+from .timeline import Timeline, timelines
 
-# Okabe and Ito's colours, told apart by colour-blind readers; the hatch says the same without colour.
-KINDS = {
-    "earlier call": ("#56B4E9", "//"),
-    "tool result": ("#DDDDDD", "xx"),
-    "prefix": ("#0072B2", ""),
-    "tail": ("#E69F00", "\\\\"),
-    "later call": ("#CC79A7", "//"),
-}
+# What a run does from a milestone on, and how that is drawn
 STAGES = {
-    "start": ("engine starts", "#DDDDDD", "xx"),
-    "engine ready": ("waits", "#F0F0F0", "..."),
-    "gate open": ("first step", "#CC79A7", "//"),
-    "first token": ("generates", "#0072B2", ""),
-    "last token": ("trains", "#E69F00", "\\\\"),
+    "start": ("engine starts", Look("#DDDDDD", "xx")),
+    "engine ready": ("waits", Look("#F0F0F0", "...")),
+    "gate open": ("first step", Look("#CC79A7", "//")),
+    "first token": ("generates", Look("#0072B2")),
+    "last token": ("trains", Look("#E69F00", "\\\\")),
 }
-STATUS = {"match": ("o", "#0072B2", ""), "set_aside": ("^", "#E69F00", "\\\\"), "broken": ("X", "#D55E00", "xx")}
+ENDS = ("killed", "trained", "last token", "gate open")  # the first one that a run has is its end
+EVENTS = {"killed": "X", "restored": "^"}  # milestones that are marked
+PARTS = {  # of a row
+    "earlier call": Look("#56B4E9", "//"),
+    "tool result": Look("#DDDDDD", "xx"),
+    "prefix": Look("#0072B2"),
+    "tail": Look("#E69F00", "\\\\"),
+    "later call": Look("#CC79A7", "//"),
+}
+STATUS = {
+    "match": Look("#0072B2", marker="o"),
+    "set_aside": Look("#E69F00", "\\\\", marker="^"),
+    "broken": Look("#D55E00", "xx", marker="X"),
+}
+REPORTED = Look("#0072B2", marker="s")
+UNREPORTED = Look("#D55E00", marker="X")
 MANY_CUTS = 40  # more are drawn together, but for those that do not match
 BLOCK_TOKENS = 16  # the engine's cache block, unless engine_args say otherwise
+BINS = 30  # of a histogram of prefix lengths, at most
+NAMED = 20  # cuts that an alternative text names
 
 
-def show(figure: Figure, alt: str) -> None:
-    """Put a figure into the notebook with its alternative text."""
-    display(figure, metadata={"image/png": {"alt": alt}})
-    pyplot.close(figure)
+class Span(NamedTuple):
+    """A stretch [start, stop) of tokens or seconds, and what it is."""
+
+    what: str
+    start: float
+    stop: float
 
 
-def canvas(height: float, columns: int = 1):
-    """A figure as wide as the page, `height` inches high."""
-    return pyplot.subplots(1, columns, figsize=(10, height), dpi=110, layout="constrained")
-
-
-def plot_timeline(loaded: tuple[Run, ...]) -> None:
+def plot_timeline(loaded: Runs) -> None:
     """What each run did when, in seconds from the first start."""
-    told = times(loaded)
-    first = min((steps["start"] for steps in told.values()), default=0.0)
+    times_of_runs = timelines(loaded)
     figure, axes = canvas(2.4)
-    for height, steps in enumerate(told.values()):
-        end = steps.get("killed", steps.get("trained", steps.get("last token", steps["gate open"])))
-        begun = [stage for stage in STAGES if stage in steps and steps[stage] < end]
-        for stage, stop in zip(begun, [*(steps[stage] for stage in begun), end][1:], strict=True):
-            _, colour, hatch = STAGES[stage]
-            axes.barh(
-                height, stop - steps[stage], left=steps[stage] - first, color=colour, hatch=hatch, edgecolor="white", lw=0
-            )
-        for name, marker in (("killed", "kX"), ("restored", "k^")):
-            if name in steps:
-                axes.plot(steps[name] - first, height, marker, markersize=9, clip_on=False)
-    axes.set_yticks(range(len(told)), list(told))
-    axes.invert_yaxis()
+    for row, times in enumerate(times_of_runs.values()):
+        for span in stages(times):
+            bar(axes, STAGES[span.what][1], row, span.start, span.stop)
+        for event, marker in EVENTS.items():
+            if event in times:
+                axes.plot(times[event], row, f"k{marker}", markersize=9, clip_on=False)
+    line_names(axes, list(times_of_runs))
     axes.set(xlabel="seconds from the first start", ylabel="run")
-    handles = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name) for name, colour, hatch in STAGES.values()
-    ]
-    handles += [pyplot.Line2D([], [], color="k", marker=m, ls="", label=n) for n, m in (("killed", "X"), ("restored", "^"))]
-    axes.legend(handles=handles, ncols=7, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False, columnspacing=1.2)
-    spans = [
-        f"{run}: " + ", ".join(f"{name} at {at - first:.1f}" for name, at in steps.items()) for run, steps in told.items()
-    ]
-    show(figure, f"Timeline of the runs in seconds; {'; '.join(spans)}")
+    legend_above(axes, dict(STAGES.values()), EVENTS)
+    texts = [f"{run}: {_in_words(times)}" for run, times in times_of_runs.items()]
+    show(figure, f"Timeline of the runs in seconds; {'; '.join(texts)}")
 
 
-def spans(cut: CutResult) -> list[tuple[str, int, int]]:
-    """What the tokens of a restored row are, from its start to its end, as (kind, start, stop)."""
-    parts, place = [], 0
+def _in_words(times: Timeline) -> str:
+    return ", ".join(f"{milestone} at {at:.1f}" for milestone, at in times.items())
+
+
+def stages(times: Timeline) -> list[Span]:
+    """What a run did from its start to its end, in the order of time; `what` is a milestone."""
+    end = next(times[milestone] for milestone in ENDS if milestone in times)
+    begun = [milestone for milestone in STAGES if milestone in times and times[milestone] < end]
+    places = [*(times[milestone] for milestone in begun), end]
+    return [
+        Span(milestone, start, stop)
+        for milestone, (start, stop) in zip(begun, pairwise(places), strict=True)
+    ]
+
+
+def row_parts(cut: CutResult) -> list[Span]:
+    """What the tokens of a restored row are, from its start to its end; none for an empty part."""
+    parts = []
+    place = 0
     for number, (first, stop) in enumerate(cut.segments):
-        parts.append(("tool result" if number else "prompt", place, first))
+        parts.append(Span("tool result" if number else "prompt", place, first))
         if number == cut.call_index:
             seam = min(first + cut.prefix_tokens, stop)
-            parts += [("prefix", first, seam), ("tail", seam, stop)]
+            parts += [Span("prefix", first, seam), Span("tail", seam, stop)]
         else:
-            parts.append(("earlier call" if number < cut.call_index else "later call", first, stop))
+            what = "earlier call" if number < cut.call_index else "later call"
+            parts.append(Span(what, first, stop))
         place = stop
-    return [part for part in parts if part[1] < part[2]]
+    return [part for part in parts if part.start < part.stop]
 
 
 def plot_boundaries(judgement: Judgement) -> None:
-    """The token boundaries of each cut's row to scale, what failed first; of many cuts, the matching ones counted."""
-    cuts = ordered(judgement.cuts)
-    apart = [cut for cut in cuts if cut.status != "match"] if len(cuts) > MANY_CUTS else cuts
-    for page in range(0, len(apart), MANY_CUTS):
-        _boundaries(apart[page : page + MANY_CUTS])
+    """The token boundaries of each cut's row to scale, what failed first.
+
+    Of many cuts, the matching ones are counted.
+    """
+    cuts = failed_first(judgement.cuts)
+    drawn = cuts
     if len(cuts) > MANY_CUTS:
-        _prefixes(cuts)
+        drawn = [cut for cut in cuts if cut.status != "match"]
+    for first in range(0, len(drawn), MANY_CUTS):
+        _plot_rows(drawn[first : first + MANY_CUTS])
+    if len(cuts) > MANY_CUTS:
+        _plot_prefixes(cuts)
 
 
-def _boundaries(cuts: list[CutResult]) -> None:
-    """One bar a cut, from the end of its prompt: that is the longest part and the same in both runs."""
+def _plot_rows(cuts: list[CutResult]) -> None:
+    """One line a cut, from the end of its prompt, the longest part and the same in both runs."""
     figure, axes = canvas(1.2 + 0.32 * len(cuts))
-    for height, cut in enumerate(cuts):
+    for row, cut in enumerate(cuts):
         prompt = cut.segments[0][0] if cut.segments else 0
-        for kind, start, stop in spans(cut):
-            if kind != "prompt":
-                colour, hatch = KINDS[kind]
-                axes.barh(
-                    height,
-                    stop - start,
-                    left=start - prompt,
-                    height=0.7,
-                    color=colour,
-                    hatch=hatch,
-                    edgecolor="white",
-                    lw=0,
-                )
-        axes.annotate(f"{prompt} ", (0, height), ha="right", va="center", fontsize=8, annotation_clip=False)
-        if cut.first_difference is not None:
-            axes.plot(cut.first_difference - prompt, height, "kv", markersize=7)
-    axes.set_yticks(range(len(cuts)), [f"{cut.key} ({cut.status.replace('_', ' ')})      " for cut in cuts])
-    axes.tick_params(axis="y", length=0)
-    axes.invert_yaxis()
-    axes.set_xlim(left=0)
-    axes.set(xlabel="tokens after the row's prompt (whose length stands at the left)", ylabel="cut")
-    handles = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=kind) for kind, (colour, hatch) in KINDS.items()
-    ]
-    if any(cut.first_difference is not None for cut in cuts):
-        handles.append(pyplot.Line2D([], [], color="k", marker="v", ls="", label="first difference"))
-    axes.legend(handles=handles, ncols=6, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False)
-    told = "; ".join(f"{cut.key}: prefix {cut.prefix_tokens}, tail {cut.tail_tokens}, {cut.status}" for cut in cuts[:20])
-    show(figure, f"Token boundaries of {len(cuts)} cuts; {told}")
-
-
-def _prefixes(cuts: list[CutResult]) -> None:
-    """How many cuts lie where: by the length of their prefix, and by its offset in the engine's cache block."""
-    figure, (by_length, by_offset) = canvas(3.6, 2)
-    longest = max(cut.prefix_tokens for cut in cuts) + 1
-    width = -(-longest // 30)
-    bins = range(0, longest + width, width)
-    names = [status for status in STATUS if any(cut.status == status for cut in cuts)]
-    looks = {"color": [STATUS[name][1] for name in names], "label": [name.replace("_", " ") for name in names]}
-    lengths = [[cut.prefix_tokens for cut in cuts if cut.status == name] for name in names]
-    by_length.hist(
-        lengths, bins=list(bins), stacked=True, hatch=[STATUS[name][2] for name in names], edgecolor="white", **looks
-    )
-    by_length.set(xlabel="prefix, tokens", ylabel="cuts")
-    below = Counter()
-    for name in names:
-        counts = Counter(cut.prefix_tokens % BLOCK_TOKENS for cut in cuts if cut.status == name)
-        heights, bottoms = [counts[at] for at in range(BLOCK_TOKENS)], [below[at] for at in range(BLOCK_TOKENS)]
-        _, colour, hatch = STATUS[name]
-        by_offset.bar(range(BLOCK_TOKENS), heights, bottom=bottoms, color=colour, hatch=hatch, edgecolor="white")
-        below.update(counts)
-    by_offset.set(xlabel=f"prefix tokens modulo {BLOCK_TOKENS}, the cache block", ylabel="cuts")
-    for axes in (by_length, by_offset):
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    by_length.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False)
-    told = ", ".join(f"{len(values)} {name.replace('_', ' ')}" for name, values in zip(names, lengths, strict=True))
-    show(
-        figure, f"Prefix lengths of {len(cuts)} cuts up to {longest - 1} tokens, and their offsets in a cache block: {told}"
-    )
-
-
-def plot_margins(judgement: Judgement, params: Params) -> None:
-    """Near-tie margins in both runs against the declared bound, and beside them the noise of equal tokens."""
-    shown = [cut for cut in judgement.cuts if cut.margin_uninterrupted is not None]
-    if not shown and not judgement.noise.keys() - {None}:
-        apart = sum(cut.first_difference is not None for cut in judgement.cuts)
-        rows = (
-            f"of {apart} cuts whose rows differ none shows a margin" if apart else "no cut's row differs from the baseline"
+        for part in row_parts(cut):
+            if part.what != "prompt":
+                bar(axes, PARTS[part.what], row, part.start - prompt, part.stop - prompt)
+        axes.annotate(
+            f"{prompt} ", (0, row), ha="right", va="center", fontsize=8, annotation_clip=False
         )
-        print(f"No plot: {rows}, and {judgement.noise[None]} equal tokens have bit-identical log-probabilities.")
-        return
-    figure, (axes, floor) = canvas(4.2, 2)
-    bound = params.near_tie_margin
-    corner = f"within near_tie_margin = {bound} nats in both"
-    axes.add_patch(Rectangle((0, 0), bound, bound, facecolor="#0072B222", edgecolor="#0072B2", ls="--", label=corner))
-    largest = judgement.largest.get("tail-logprobs", 0.0)
-    axes.add_patch(
-        Rectangle((0, 0), largest, largest, facecolor="#00000022", label=f"equal tokens moved by up to {largest:.3g}")
-    )
-    for cut in shown:
-        place = (cut.margin_uninterrupted, cut.margin_restored)
-        axes.plot(*place, STATUS[cut.status][0], color=STATUS[cut.status][1], markersize=8)
-        if len(shown) <= MANY_CUTS:
-            axes.annotate(cut.key, place, xytext=(6, 4), textcoords="offset points", fontsize=8)
-    most = (
-        max([bound, largest, *(margin for cut in shown for margin in (cut.margin_uninterrupted, cut.margin_restored))]) or 1
-    )
-    axes.set(xlim=(-0.05 * most, 1.2 * most), ylim=(-0.05 * most, 1.2 * most))
-    axes.set(xlabel="margin in the uninterrupted run, nats", ylabel="margin in the restored run, nats")
-    if params.dtype == "bfloat16" and most < 40 * BF16_STEP:  # the grid the candidates' logits lie on between 16 and 32
-        axes.set_xticks([BF16_STEP * step for step in range(int(1.2 * most / BF16_STEP) + 1)])
-        axes.set_yticks([BF16_STEP * step for step in range(int(1.2 * most / BF16_STEP) + 1)])
-        axes.tick_params(axis="x", rotation=90)
-        axes.grid(color="#DDDDDD")
-    if not shown:
-        axes.text(0.5, 0.4, "no row parts from the baseline", transform=axes.transAxes, ha="center")
-    axes.legend(loc="upper right", frameon=False, fontsize=8)
-    equal = judgement.noise[None]
-    moved = sorted(step for step in judgement.noise if step is not None)
-    names = ["0", *(f"$2^{{{step}}}$" for step in moved)]
-    floor.bar(names, [equal, *(judgement.noise[step] for step in moved)], color="#56B4E9", edgecolor="black")
-    floor.set_yscale("symlog", linthresh=1)
-    floor.tick_params(axis="x", labelsize=7)
-    floor.set(xlabel="moved by, nats (from this power of two up)", ylabel="equal generated tokens")
-    steps = [f"{cut.key}: {margins(cut, params)}" for cut in shown[:20]]
-    told = "; ".join(steps) or "no row parts from the baseline"
+        if cut.first_difference is not None:
+            axes.plot(cut.first_difference - prompt, row, "kv", markersize=7)
+    line_names(axes, [f"{cut.key} ({words(cut.status)})      " for cut in cuts])
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlim(left=0)
+    xlabel = "tokens after the row's prompt (whose length stands at the left)"
+    axes.set(xlabel=xlabel, ylabel="cut")
+    apart = any(cut.first_difference is not None for cut in cuts)
+    legend_above(axes, PARTS, {"first difference": "v"} if apart else {})
+    texts = [
+        f"{cut.key}: prefix {cut.prefix_tokens}, tail {cut.tail_tokens}, {cut.status}"
+        for cut in cuts[:NAMED]
+    ]
+    show(figure, f"Token boundaries of {len(cuts)} cuts; {'; '.join(texts)}")
+
+
+def _plot_prefixes(cuts: list[CutResult]) -> None:
+    """How many cuts lie where: by prefix length, and by its offset in the engine's cache block."""
+    figure, by_length, by_offset = canvas_of_two(3.6)
+    lengths: dict[str, list[int]] = {}
+    for status in STATUS:
+        of_status = [cut.prefix_tokens for cut in cuts if cut.status == status]
+        if of_status:
+            lengths[status] = of_status
+    looks = [STATUS[status] for status in lengths]
+    longest = max(cut.prefix_tokens for cut in cuts)
+    width = -(-(longest + 1) // BINS)
+    bins = list(range(0, longest + 1 + width, width))
+    stacked_histogram(by_length, looks, list(lengths.values()), bins)
+    by_length.set(xlabel="prefix, tokens", ylabel="cuts")
+    offsets = [[length % BLOCK_TOKENS for length in of_status] for of_status in lengths.values()]
+    centred = [place - 0.5 for place in range(BLOCK_TOKENS + 1)]
+    stacked_histogram(by_offset, looks, offsets, centred)
+    xlabel = f"prefix tokens modulo {BLOCK_TOKENS}, the cache block"
+    by_offset.set(xlabel=xlabel, ylabel="cuts")
+    legend_above(by_length, {words(status): STATUS[status] for status in lengths})
+    texts = [f"{len(of_status)} {words(status)}" for status, of_status in lengths.items()]
     show(
         figure,
-        f"Near-tie margins, bound {bound} nats: {told}. Equal tokens: {equal} bit-identical, largest move {largest:.4g}.",
+        f"Prefix lengths of {len(cuts)} cuts up to {longest} tokens, and their offsets in a cache "
+        f"block: {', '.join(texts)}",
     )
 
 
 def plot_mutations(judgement: Judgement) -> None:
     """Which check reported which mutation: full where it must, hollow where it followed."""
-    shown = [result for result in judgement.mutations if result.caught_by is not None]
-    figure, axes = canvas(2.8 + 0.17 * len(shown))
-    for height, result in enumerate(shown):
-        axes.axhline(height, color="#EEEEEE", lw=0.6, zorder=0)
-        for check in {*result.caught_by, result.check}:
-            must, did = check == result.check, check in result.caught_by
-            style = {"marker": "s" if did else "X", "color": "#0072B2" if did else "#D55E00"}
-            axes.plot(CHECKS.index(check), height, **style, fillstyle="full" if must else "none", ls="", markersize=5)
-    axes.set_yticks(range(len(shown)), [result.id for result in shown], fontsize=7)
+    tried = [result for result in judgement.mutations if result.caught_by is not None]
+    figure, axes = canvas(2.8 + 0.17 * len(tried))
+    for row, result in enumerate(tried):
+        axes.axhline(row, color="#EEEEEE", lw=0.6, zorder=0)
+        for check in {*(result.caught_by or []), result.check}:
+            _mark_mutation(axes, result, check, row)
+    axes.set_yticks(range(len(tried)), [result.id for result in tried], fontsize=7)
     axes.set_xticks(range(len(CHECKS)), CHECKS, rotation=90, fontsize=8)
     axes.tick_params(axis="x", top=True, labeltop=True)
-    axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.set_xlabel("check (full: must report the mutation; hollow: reported it too; cross: did not)")
+    axes.set_ylim(len(tried) - 0.5, -0.5)
+    axes.set_xlabel(
+        "check (full: must report the mutation; hollow: reported it too; cross: did not)"
+    )
     axes.set_ylabel("mutation of these rows")
-    caught = sum(result.check in result.caught_by for result in shown)
-    show(figure, f"Mutations by checks: {caught} of {len(shown)} reported by the check that must; the table lists them.")
+    caught = sum(result.caught for result in tried)
+    show(
+        figure,
+        f"Mutations by checks: {caught} of {len(tried)} reported by the check that must; the table "
+        "lists them.",
+    )
+
+
+def _mark_mutation(axes: Axes, result: MutationResult, check: str, row: int) -> None:
+    look = REPORTED if check in (result.caught_by or []) else UNREPORTED
+    axes.plot(
+        CHECKS.index(check),
+        row,
+        ls="",
+        marker=look.marker,
+        color=look.colour,
+        fillstyle="full" if check == result.check else "none",
+        markersize=5,
+    )

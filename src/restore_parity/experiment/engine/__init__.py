@@ -1,0 +1,1 @@
+"""The engine: the only folder that imports vLLM."""

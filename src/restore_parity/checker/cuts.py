@@ -1,0 +1,45 @@
+"""What was cut: the evidence a cut is checked against."""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from ..journal import Call
+from ..records import CutKey, Key
+
+
+class Cut(Struct, frozen=True, kw_only=True):
+    """A call that was open at the kill, and what is known of it.
+
+    `captured` is what the killed run's journal holds of the call. Where another trainer's files
+    tell of the cut there is none, and perhaps neither index nor limit.
+    """
+
+    call_id: str
+    key: Key
+    group_id: str
+    call_index: int | None = None  # None: the row's last call
+    limit_tokens: int | None = None  # of prefix and tail together
+    captured: Call | None = None
+
+    @property
+    def name(self) -> str:
+        """As the cut prints: `1/3/0#1`, or its row's name where the call's index is not known."""
+        if self.call_index is None:
+            return str(self.key)
+        return str(CutKey(self.key, self.call_index))
+
+
+def cuts_of_calls(calls: Iterable[Call]) -> list[Cut]:
+    """The cuts of a killed run: the calls its journal leaves open."""
+    return [
+        Cut(
+            call_id=call.call_id,
+            key=call.key,
+            group_id=call.group_id,
+            call_index=call.call_index,
+            limit_tokens=call.max_tokens,
+            captured=call,
+        )
+        for call in calls
+    ]

@@ -1,0 +1,96 @@
+"""The plot of near-ties: how near they are, and beside them the noise of equal tokens."""
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from ..checker.judgement import Judgement
+from ..records import CutResult
+from .drawing import canvas_of_two, show
+from .figures import MANY_CUTS, NAMED, STATUS
+from .tables import BF16_STEP, margins_in_words
+
+BAR = "#56B4E9"
+MOST_STEPS = 40  # of bfloat16 logits that an axis marks
+
+
+def plot_margins(judgement: Judgement) -> None:
+    """Near-tie margins in both runs against the declared bound, and the noise of equal tokens."""
+    shown = [cut for cut in judgement.cuts if cut.margin_uninterrupted is not None]
+    moved = [size for size in judgement.noise if size is not None]
+    if not shown and not moved:
+        print(f"No plot: {_nothing_to_plot(judgement)}")
+        return
+    figure, ties, noise = canvas_of_two(4.2)
+    _plot_ties(ties, judgement, shown)
+    _plot_noise(noise, judgement, sorted(moved))
+    texts = [f"{cut.key}: {margins_in_words(cut, judgement.params)}" for cut in shown[:NAMED]]
+    ties_in_words = "; ".join(texts) or "no row parts from the baseline"
+    show(
+        figure,
+        f"Near-tie margins, bound {judgement.params.near_tie_margin} nats: {ties_in_words}. Equal "
+        f"tokens: {judgement.noise[None]} bit-identical, largest move {_noise(judgement):.4g}.",
+    )
+
+
+def _nothing_to_plot(judgement: Judgement) -> str:
+    parted = sum(cut.first_difference is not None for cut in judgement.cuts)
+    rows = "no cut's row differs from the baseline"
+    if parted:
+        rows = f"none of the {parted} cuts whose rows differ shows a margin"
+    equal = judgement.noise[None]
+    return f"{rows}, and {equal} equal tokens have bit-identical log-probabilities."
+
+
+def _noise(judgement: Judgement) -> float:
+    """By how much log-probabilities of equal tokens moved at most, in nats."""
+    return judgement.largest.get("tail-logprobs", 0.0)
+
+
+def _plot_ties(axes: Axes, judgement: Judgement, cuts: list[CutResult]) -> None:
+    """A mark a cut, at its margins in both runs; within the dashed corner it is set aside."""
+    bound = judgement.params.near_tie_margin
+    noise = _noise(judgement)
+    within = f"within near_tie_margin = {bound} nats in both"
+    axes.add_patch(
+        Rectangle((0, 0), bound, bound, facecolor="#0072B222", ec="#0072B2", ls="--", label=within)
+    )
+    moved = f"equal tokens moved by up to {noise:.3g}"
+    axes.add_patch(Rectangle((0, 0), noise, noise, facecolor="#00000022", label=moved))
+    largest = [bound, noise]
+    for cut in cuts:
+        place = (cut.margin_uninterrupted or 0.0, cut.margin_restored or 0.0)
+        largest += place
+        look = STATUS[cut.status]
+        axes.plot(*place, look.marker, color=look.colour, markersize=8)
+        if len(cuts) <= MANY_CUTS:
+            axes.annotate(cut.key, place, xytext=(6, 4), textcoords="offset points", fontsize=8)
+    most = max(largest) or 1.0
+    axes.set(xlim=(-0.05 * most, 1.2 * most), ylim=(-0.05 * most, 1.2 * most))
+    xlabel = "margin in the uninterrupted run, nats"
+    axes.set(xlabel=xlabel, ylabel="margin in the restored run, nats")
+    if judgement.params.dtype == "bfloat16" and most < MOST_STEPS * BF16_STEP:
+        _bfloat16_grid(axes, 1.2 * most)
+    if not cuts:
+        text = "no row parts from the baseline"
+        axes.text(0.5, 0.4, text, transform=axes.transAxes, ha="center")
+    axes.legend(loc="upper right", frameon=False, fontsize=8)
+
+
+def _bfloat16_grid(axes: Axes, most: float) -> None:
+    """The grid that the candidates' logits lie on between 16 and 32."""
+    steps = [BF16_STEP * step for step in range(int(most / BF16_STEP) + 1)]
+    axes.set_xticks(steps)
+    axes.set_yticks(steps)
+    axes.tick_params(axis="x", rotation=90)
+    axes.grid(color="#DDDDDD")
+
+
+def _plot_noise(axes: Axes, judgement: Judgement, moved: list[int]) -> None:
+    """How many equal tokens' log-probabilities moved how far, by powers of two."""
+    names = ["0", *(f"$2^{{{power}}}$" for power in moved)]
+    counts = [judgement.noise[None], *(judgement.noise[power] for power in moved)]
+    axes.bar(names, counts, color=BAR, edgecolor="black")
+    axes.set_yscale("symlog", linthresh=1)
+    axes.tick_params(axis="x", labelsize=7)
+    xlabel = "moved by, nats (from this power of two up)"
+    axes.set(xlabel=xlabel, ylabel="equal generated tokens")
