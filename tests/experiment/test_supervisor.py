@@ -294,6 +294,7 @@ SMALL = {
 }
 
 
+@pytest.mark.engine
 def test_of_real_workers_side_by_side_the_kill_takes_its_own_group_only(tmp_path):
     runs = str(tmp_path / "runs")
     experiment = Experiment(params(runs=runs, overlap_starts=True, cut_tokens={CUT: 1}, **SMALL))
@@ -344,6 +345,7 @@ def spread(tmp_path):
     return run, ranks
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("name", RANKS)
 def test_the_kill_takes_every_rank(spread, name):
     run, ranks = spread
@@ -352,6 +354,7 @@ def test_the_kill_takes_every_rank(spread, name):
     assert not any(rank.is_running() for rank in ranks)
 
 
+@pytest.mark.engine
 def test_a_rank_that_dies_ends_its_run_and_is_told(spread):
     run, ranks = spread
     with pytest.raises(IncompleteError, match="uninterrupted: the worker ended with exit code 1"):
