@@ -2,16 +2,17 @@
 PARAMS ?= params/smoke.yaml
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile # two processes: what starts an engine often waits
 
 report: .venv/ready
 	$(BIN)/restore-parity report $(PARAMS)
 
 test: lint browser
-	$(BIN)/pytest
+	$(PYTEST)
 
 # what starts no engine and no browser
 quick: lint
-	$(BIN)/pytest -m "not engine and not browser"
+	$(PYTEST) -m "not engine and not browser"
 
 lint: .venv/ready
 	$(BIN)/ruff check .

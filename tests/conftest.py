@@ -4,19 +4,11 @@ from pathlib import Path
 
 import pytest
 from builders import healthy_runs, report
+from filelock import FileLock
 
-# threads of engines that run side by side sleep while they wait: spinning, they starve each other
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-MADE_ONCE = {"tiny", "report_of"}  # fixtures that take half a minute; one process makes them
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep together, where tests run in several processes, those that share what takes long."""
-    for item in items:
-        names = getattr(item, "fixturenames", ())
-        group = "reports" if MADE_ONCE.intersection(names) else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+# Threads of engines that run side by side sleep while they wait: spinning, they starve each other.
+for name, value in {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}.items():
+    os.environ.setdefault(name, value)
 
 
 @pytest.fixture(scope="session")
@@ -33,9 +25,15 @@ def runs(pristine, tmp_path) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
-    """One real report of the tiny model."""
-    folder = tmp_path_factory.mktemp("tiny") / "runs"
-    assert report(folder) == 0
+    """One real report of the tiny model, made once however many processes run the tests."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / "tiny" / "runs"
+    with FileLock(shared / "tiny.lock"):
+        if not folder.exists():
+            folder.parent.mkdir()
+            assert report(folder) == 0
     return folder
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from builders import params
-from edits import TRAINED, change_every_row
+from edits import CUT, TRAINED, change_every_row, repeat_record
 
 from restore_parity.checker.checks import judge
 from restore_parity.checker.dumps import Runs
@@ -168,6 +168,13 @@ def test_restore_records_tell_the_cuts(pristine):
     cuts = cuts_of_records(load_run(pristine / "restored"))
     assert [one.name for one in cuts] == ["1/0/0#1", "1/1/0#1", "1/1/1#0", "2/0/1#1", "2/1/1#1"]
     assert {one.limit_tokens for one in cuts} == {None}
+
+
+def test_a_completed_record_alone_tells_no_cut(runs):
+    """Nothing says then that its call was restored."""
+    repeat_record(runs, "restored", 0)
+    cuts = cuts_of_records(load_run(runs / "restored"))
+    assert CUT not in [one.name for one in cuts]
 
 
 def test_records_that_do_not_say_whose_row_they_are_of_tell_no_cut(pristine, log):

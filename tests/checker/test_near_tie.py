@@ -101,6 +101,7 @@ def test_margins_are_each_runs_own():
         ({}, {"generation_top2": None}),
         ({"generation_top2": None}, {}),
         ({}, {"generation_logprobs": [0.0, -0.4, -0.62]}),
+        ({"generation_logprobs": [0.0, -0.4, -0.6]}, {}),
     ],
     ids=[
         "a tool's token in the restored run",
@@ -109,7 +110,8 @@ def test_margins_are_each_runs_own():
         "not among the restored run's likeliest",
         "no column in the restored run",
         "no column in the baseline",
-        "an earlier token of another log-probability",
+        "an earlier token of the restored run is not its likeliest",
+        "an earlier token of the baseline is not its likeliest",
     ],
 )
 def test_without_evidence_there_are_no_margins(baseline, restored):

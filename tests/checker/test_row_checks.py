@@ -72,11 +72,15 @@ def test_rewards_permuted_within_a_step_are_told_row_by_row(runs):
     assert found_by(judged(runs)) == [("row-exact", key) for key in keys]
 
 
+def text_of_thousands(ids):
+    """Ids that are 1000 apart are one text."""
+    return "".join(chr(token % 1000) for token in ids)
+
+
 def test_other_ids_of_equal_text_are_called_retokenised(runs):
     token = row_of(runs, FINISHED).token_ids[-3]
     change_row(runs, FINISHED, at_place(-3, token_ids=token + 1000))
-    decode = lambda ids: "".join(chr(token % 1000) for token in ids)  # noqa: E731
-    (problem,) = judge(load_runs(runs), params(), decode=decode).of("row-exact")
+    (problem,) = judge(load_runs(runs), params(), decode=text_of_thousands).of("row-exact")
     assert problem.got.endswith("; the decoded text of both rows is equal: re-tokenised")
 
 

@@ -294,20 +294,16 @@ SMALL = {
 }
 
 
-@pytest.mark.engine
-def test_of_real_workers_side_by_side_the_kill_takes_its_own_group_only(tmp_path):
-    runs = str(tmp_path / "runs")
-    experiment = Experiment(params(runs=runs, overlap_starts=True, cut_tokens={CUT: 1}, **SMALL))
-    try:
-        experiment.begin("killed")
-        experiment.begin("restored")
-        (killed,) = experiment.begun["killed"].children
-        restored, _ = experiment.begun["restored"].children
-        experiment.run("killed")
-        assert not psutil.pid_exists(killed.pid)
-        assert is_running(restored.pid)
-    finally:
-        experiment.end()
+def test_of_workers_side_by_side_the_kill_takes_its_own_group_only(make):
+    experiment = make(overlap_starts=True)
+    go(experiment, "killed")
+    experiment.begin("killed")
+    experiment.begin("restored")
+    (killed,) = experiment.begun["killed"].children
+    restored, _ = experiment.begun["restored"].children
+    experiment.run("killed")
+    assert not psutil.pid_exists(killed.pid)
+    assert is_running(restored.pid)
 
 
 RANKS = {  # and what their processes are called

@@ -179,7 +179,7 @@ def with_tie(world: World, key: Key, at: int, margin: float) -> World | None:
     """The two runs part at token `at`, their likeliest two being the two tokens, `margin` apart."""
     baseline, row = world.baseline[key], world.rows[key]
     shown = baseline.generation_top2 is not None and row.generation_top2 is not None
-    if not shown or not row.token_loss_mask[at]:
+    if not shown or at >= baseline.input_length or not row.token_loss_mask[at]:
         return None
     token = baseline.token_ids[at]
     other = other_id(token)
