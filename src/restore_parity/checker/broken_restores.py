@@ -164,7 +164,7 @@ def with_captured_row(world: World, subject: Subject, row: Row) -> World:
 
 
 def wrong_capture(world: World, subject: Subject) -> World:
-    """C16: one captured token is wrong, and restore, record and row all agree with the capture."""
+    """One captured token is wrong, and restore, record and row all agree with the capture."""
     at = (subject.start + subject.seam) // 2
     row = with_values(subject.row, at, token_ids=other_id(subject.row.token_ids[at]))
     return with_captured_row(world, subject, row)

@@ -54,9 +54,9 @@ def records_by_source(run: Run) -> dict[str, list[RestoreRecord]]:
 def _with_prefix(
     judgement: Judgement, opened: list[Cut], records: dict[str, list[RestoreRecord]]
 ) -> list[Cut]:
-    """The cuts among the open calls: not those without a captured token, which start again.
+    """The open calls to check: those with a captured token, or with a restore record.
 
-    One of these that a record says was restored is checked all the same.
+    The others are counted as started again: nothing of them was there to be restored.
     """
     cuts = [
         cut
@@ -103,6 +103,7 @@ def check_rows(
         if any(result.prefix_tokens and result.tail_tokens for result in results):
             tally.cut_groups.add(key.group)
         if baseline:
+            # 0 is added too: a reward that no trained row has is still one of the rewards
             tally.rewards[baseline.reward] += int(baseline.sample_loss_mask > 0)
         if baseline and restored:
             compare_rows(judgement, tally, RowPair(key, baseline, restored), results)

@@ -91,7 +91,10 @@ class Run:
         return io.BytesIO(self.dump) if isinstance(self.dump, bytes) else self.dump.open("rb")
 
     def only(self, key: Key) -> Row | None:
-        """The row of a key; None where it is missing, doubled or unsound, as other checks say."""
+        """The one sound row of a key; None where it is missing, doubled or unsound.
+
+        Each of these is a problem of row-membership or dump-complete.
+        """
         refs = self.rows.get(key, [])
         if len(refs) != 1 or not refs[0].sound:
             return None

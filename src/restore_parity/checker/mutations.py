@@ -25,12 +25,12 @@ class Mutation(NamedTuple):
 
 
 def _of_tokens(
-    name: str, edit: Callable[[Place], Change], prefix: str, tail: str
+    name: str, edit: Callable[[Place], Change], prefix_check: str, tail_check: str
 ) -> list[Mutation]:
-    """One mutation a place; `prefix` and `tail` are the checks that must report it there."""
+    """One mutation a place, with the check that must report it in the prefix and in the tail."""
     found = []
     for where, place in PLACES.items():
-        check = tail if where == "tail" else prefix
+        check = tail_check if where == "tail" else prefix_check
         found.append(Mutation(f"token-{name}-{where}", check, edit(place)))
     return found
 

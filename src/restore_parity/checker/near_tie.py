@@ -16,9 +16,9 @@ def tie_margins(baseline: Row, restored: Row, at: int, bound: float) -> tuple[fl
     Both rows are equal before token `at`. Evidence is both tokens among the likeliest of both runs,
     each run having taken its likeliest one with the log-probability its row records, there and at
     all its generated tokens. Where neither run has such a column (other trainers' dumps), the two
-    chosen tokens' log-probabilities stand alone: neither over ln 0.5 by more than `bound`, as one
-    of two tied candidates cannot be. An exact 0.0 is a certainty (a processed log-probability), not
-    evidence.
+    chosen tokens' log-probabilities stand alone. Two tied tokens share a probability of at most 1,
+    so neither is likelier than 0.5: its log-probability is at most ln 0.5, give or take `bound`.
+    An exact 0.0 is a certainty (a processed log-probability), not evidence.
     """
     if not (_is_generated(baseline, at) and _is_generated(restored, at)):
         return None  # a tool's token is nobody's candidate

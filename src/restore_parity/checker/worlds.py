@@ -171,7 +171,10 @@ def without_tokens(row: Row, start: int, stop: int) -> Row:
 
 
 def with_values(row: Row, at: int, **columns: Any) -> Row:
-    """The row with other values at one place of some columns; behind the row's end, one longer."""
+    """The row with other values at one place of some columns.
+
+    A place behind the end makes these columns longer and leaves input_length: an unsound row.
+    """
     changed = {}
     for name, value in columns.items():
         values = list(getattr(row, name))

@@ -202,7 +202,7 @@ class Generation:
             self._keep(call, output, kept_tokens)
         is_held = hold is not None and len(call.ids) == hold
         if output.finish_reason is None or is_held:
-            return
+            return  # a held call stays open, even one the engine has ended: the kill finds it so
         del self._running[call.call_id]
         if call.call_id in self._restored:
             self._complete(call, output.finish_reason)
