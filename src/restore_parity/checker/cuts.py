@@ -9,7 +9,9 @@ from ..records import CutKey, Key
 
 
 class Cut(Struct, frozen=True, kw_only=True):
-    """A call that was open at the kill, a cut where a token of it was captured; what is known of it.
+    """A call that was open at the kill, and what is known of it.
+
+    It is a cut where a token of it was captured; else it starts again.
 
     `captured` is what the killed run's journal holds of the call. Where another trainer's files
     tell of the cut there is none, and perhaps neither index nor limit.
