@@ -225,8 +225,8 @@ class Params(BaseModel):
         return hashlib.sha256(json.dumps(self.workload(), sort_keys=True).encode()).hexdigest()
 
 
-# What does not decide the rows: where runs lie, when engines start, how long a run may take, how rows
-# are judged.
+# What does not decide the rows: where runs lie, when engines start, how long runs may take, how
+# rows are judged.
 JUDGING = {
     "runs",
     "reuse",
