@@ -9,6 +9,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ STRICT = {
     "near_tie_margin": 0.0,
     "max_set_aside": 0.0,
     "max_logprob_diff": 0.0,
+    "max_mean_logprob_diff": 0.0,
     "max_policy_diff": 0.0,
+    "max_gap_increase": 0.0,
 }
 SMALL = {
     "tool_limit_tokens": 12,
@@ -73,6 +76,7 @@ def report(folder: Path, **changes: Any) -> int:
 # --- an engine and a codec ------------------------------------------------------------------------
 
 STOP = 2
+TIED = -0.6  # the log-probability of the likelier of two tied tokens
 
 
 class KilledError(Exception):
@@ -87,16 +91,38 @@ def likeliest(context: list[int]) -> tuple[int, float, list[tuple[int, float]]]:
     return token, logprob, [(token, logprob), (60 + roll % 7, logprob - 2.5)]
 
 
+@dataclass(frozen=True)
+class Ties:
+    """Tokens at which the two likeliest are `margin` nats apart, by row: their place in it.
+
+    One run takes the other one there, being the likelier by its own arithmetic.
+    """
+
+    places: dict[str, int]
+    parted: str
+    margin: float = 0.1
+
+
+@dataclass(frozen=True)
+class Script:
+    """How the engines of three runs go: `width` calls get a token in one step, the oldest."""
+
+    width: int | None = None
+    ties: Ties = Ties({}, "none")
+
+
 class ScriptedEngine:
     """A token a call a step, a function of all tokens before it: a right restore is exact.
 
-    After `steps` steps the process is "killed"; `width` calls get a token in one step, the oldest.
+    After `steps` steps the process is "killed".
     """
 
-    def __init__(self, steps: int | None = None, width: int | None = None):
+    def __init__(self, phase: str, script: Script, steps: int | None = None):
         self.requests: list[tuple[str, list[int], int]] = []
         self._steps_left = steps
-        self._width = width
+        self._width = script.width
+        self._ties = script.ties
+        self._takes_other = script.ties.parted == phase
         self._running: dict[str, tuple[list[int], int]] = {}  # the context, the tokens left
 
     def add(self, call_id: str, prompt_ids: list[int], max_tokens: int) -> None:
@@ -116,7 +142,7 @@ class ScriptedEngine:
     def _next(self, call_id: str) -> Output:
         """One more token of a call."""
         context, left = self._running[call_id]
-        token, logprob, top2 = likeliest(context)
+        token, logprob, top2 = self._choose(call_id, context)
         self._running[call_id] = ([*context, token], left - 1)
         reason = "length" if left == 1 else None
         if token == STOP:
@@ -124,8 +150,25 @@ class ScriptedEngine:
         if reason:
             del self._running[call_id]
         return Output(
-            call_id=call_id, ids=[token], logprobs=[logprob], top2=[top2], finish_reason=reason
+            call_id=call_id,
+            ids=[token],
+            logprobs=[logprob],
+            top_logprobs=[top2],
+            finish_reason=reason,
         )
+
+    def _choose(self, call_id: str, context: list[int]) -> tuple[int, float, list]:
+        """The script's token, or the other of two that tie."""
+        token, logprob, top2 = likeliest(context)
+        row = call_id.partition(":")[2].partition("#")[0]
+        if self._ties.places.get(row) != len(context):
+            return token, logprob, top2
+        assert token != STOP, f"row {row} ends at {len(context)}: no place for a tie"
+        tied = [token, top2[1][0]]
+        if self._takes_other:
+            tied.reverse()
+        chosen, other = tied
+        return chosen, TIED, [(chosen, TIED), (other, TIED - self._ties.margin)]
 
 
 class ByteCodec:
@@ -148,13 +191,18 @@ class ByteCodec:
 
 
 def healthy_runs(
-    folder: Path, given: Params | None = None, steps: int = 24, width: int | None = None
+    folder: Path,
+    given: Params | None = None,
+    steps: int = 24,
+    width: int | None = None,
+    ties: Ties = Script.ties,
 ) -> Path:
     """The three runs of a restore that is right, as files; the kill comes after so many steps."""
     given = given or params()
-    generate(folder / "uninterrupted", "uninterrupted", given, width=width)
-    generate(folder / "killed", "killed", given, steps=steps, width=width)
-    generate(folder / "restored", "restored", given, source=folder / "killed", width=width)
+    script = Script(width, ties)
+    generate(folder / "uninterrupted", "uninterrupted", given, script=script)
+    generate(folder / "killed", "killed", given, steps=steps, script=script)
+    generate(folder / "restored", "restored", given, source=folder / "killed", script=script)
     return folder
 
 
@@ -164,12 +212,12 @@ def generate(
     given: Params,
     steps: int | None = None,
     source: Path | None = None,
-    width: int | None = None,
+    script: Script = Script(),
 ) -> ScriptedEngine:
     """One run of the real rollouts, with the files that a worker and a trainer leave."""
     folder.mkdir(parents=True)
     begun = time.time()
-    engine = ScriptedEngine(steps, width)
+    engine = ScriptedEngine(phase, script, steps)
     rows = _rollouts(folder, phase, given, engine, source)
     if phase != "killed":
         write_dump(folder / "training.jsonl", rows)
@@ -297,6 +345,8 @@ def tie(folder: Path, margin: float, place: int = -4) -> None:
 def choose(folder: Path, run: str, key: str, place: int, tokens: list[int], margin: float) -> None:
     """Let a run take the first of two tokens, the other `margin` nats less likely."""
     chosen, other = tokens
-    top2 = [[chosen, -0.6], [other, -0.6 - margin]]
-    change = at_place(place, token_ids=chosen, generation_top2=top2, generation_logprobs=-0.6)
+    top2 = [[chosen, TIED], [other, TIED - margin]]
+    change = at_place(
+        place, token_ids=chosen, generation_top_logprobs=top2, generation_logprobs=TIED
+    )
     change_row(folder, key, change, run)

@@ -84,10 +84,27 @@ def test_check_says_what_judged(command, pristine, strict):
     assert done.out.splitlines()[-2] == f"judged by {strict}"
 
 
-def test_check_without_a_file_judges_by_the_parameters_of_the_restored_run(command, pristine):
+def test_check_without_a_file_judges_by_the_parameters_of_the_uninterrupted_run(command, pristine):
     done = command(*check(pristine, "--killed", pristine / "killed"))
-    restored = pristine / "restored"
-    assert done.out.splitlines()[-2] == f"judged by the parameters in {restored}/run.json"
+    baseline = pristine / "uninterrupted"
+    assert done.out.splitlines()[-2] == f"judged by the parameters in {baseline}/run.json"
+
+
+def test_check_says_that_the_runs_have_other_thresholds(command, runs):
+    file = runs / "restored" / "run.json"
+    info = json.loads(file.read_text())
+    info["params"]["max_policy_diff"] = 0.5
+    file.write_text(json.dumps(info))
+    done = command(*check(runs, "--killed", runs / "killed"))
+    assert done.code == 0
+    assert "the restored run's has another max_policy_diff" in done.out.splitlines()[-2]
+
+
+def test_results_are_written_where_there_is_nothing_to_judge(command, runs, tmp_path):
+    (runs / "restored" / "training.jsonl").unlink()
+    done = command(*check(runs, "--killed", runs / "killed", "--json", tmp_path / "r.json"))
+    assert done.code == 3
+    assert json.loads((tmp_path / "r.json").read_text())["verdict"] == "INCOMPLETE"
 
 
 def test_check_writes_results_where_it_is_asked_to(command, pristine, tmp_path):
@@ -161,7 +178,7 @@ def test_a_mistake_is_one_message_and_exit_2(command, words, message):
 def test_a_run_that_is_missing_is_exit_3(command, tmp_path):
     done = command("cut", "1/0/0#1", "--runs", tmp_path)
     assert done.code == 3
-    assert "killed/run.json is missing" in done.err
+    assert "no such dump" in done.err
 
 
 @pytest.mark.parametrize("given", ["--log", "--selection"])

@@ -32,7 +32,7 @@ START = Start(
     t=1.0,
 )
 TOP2 = [[(7, -0.5), (9, -2.0)], [(8, -0.25), (9, -2.0)]]
-DELTA = Delta(call_id="c", ids=[7, 8], logprobs=[-0.5, -0.25], top2=TOP2, t=2.0)
+DELTA = Delta(call_id="c", ids=[7, 8], logprobs=[-0.5, -0.25], top_logprobs=TOP2, t=2.0)
 END = End(call_id="c", finish_reason="stop", t=3.0, tool_ids=[4])
 
 
@@ -65,7 +65,7 @@ def test_a_call_comes_back_as_it_was_written(journal):
     call = write(journal, START, DELTA, END).poll().calls["c"]
     assert call.ids == [7, 8]
     assert call.logprobs == [-0.5, -0.25]
-    assert call.top2 == TOP2
+    assert call.top_logprobs == TOP2
     assert call.finish_reason == "stop"
     assert call.tool_ids == [4]
     assert call.started == 1.0
@@ -127,7 +127,6 @@ def test_a_torn_record_is_taken_once_it_is_whole(journal, tmp_path):
         b"{}",
         b'{"event":"delta"}',
         b"\x00\x00",
-        b"",
         b'{"event":"end","call_id":"x","finish_reason":"stop","t":1}',
         b'{"event":"end","call_id":"c","finish_reason":"abort","t":1}',
         b'{"event":"start","call_id":' + b"[" * 100_000,
@@ -136,7 +135,6 @@ def test_a_torn_record_is_taken_once_it_is_whole(journal, tmp_path):
         "no event",
         "no fields",
         "no JSON",
-        "blank",
         "no start of its call",
         "an unknown end",
         "nested",
@@ -147,6 +145,30 @@ def test_a_broken_record_names_file_line_and_byte(journal, line):
     offset = journal.path.stat().st_size - len(line) - 1
     with pytest.raises(JournalError, match=rf"journal\.jsonl, line 2, byte {offset}: broken "):
         journal.poll()
+
+
+def test_blank_lines_are_skipped_as_in_every_file(journal):
+    call = write(journal, START, then=b"\n  \n").poll().calls["c"]
+    assert write(journal, DELTA, END).poll().calls["c"] is call
+    assert call.ids == [7, 8]
+
+
+@pytest.mark.parametrize("token", [-5, 2**32])
+@pytest.mark.parametrize(
+    ("record", "column"),
+    [(START, "prompt_ids"), (DELTA, "ids"), (END, "tool_ids")],
+    ids=["prompt", "generated", "tool result"],
+)
+def test_an_id_that_is_no_tokens_is_a_broken_record(journal, tmp_path, record, column, token):
+    fields = json.loads(line_of(record, tmp_path))
+    fields[column][0] = token
+    with pytest.raises(JournalError, match=rf"Expected `int`.*`\$\.{column}\[0\]`"):
+        write(journal, then=json.dumps(fields).encode() + b"\n").poll()
+
+
+def test_candidates_under_their_old_name_are_read(journal):
+    delta = replace(DELTA, top_logprobs=[], top2=TOP2)
+    assert write(journal, START, delta).poll().calls["c"].top_logprobs == TOP2
 
 
 @pytest.mark.parametrize(
@@ -173,11 +195,11 @@ def test_a_call_that_starts_twice_is_a_broken_record(journal):
 
 @pytest.mark.parametrize(
     "columns",
-    [{"logprobs": [-0.5]}, {"top2": []}, {"ids": [7, 8, 9]}],
+    [{"logprobs": [-0.5]}, {"top_logprobs": []}, {"ids": [7, 8, 9]}],
     ids=["a log-probability less", "no candidates", "an id more"],
 )
 def test_ragged_deltas_are_broken_records(journal, columns):
-    with pytest.raises(JournalError, match="ids, logprobs and top2 differ in length"):
+    with pytest.raises(JournalError, match="ids, logprobs and top_logprobs differ in length"):
         write(journal, START, replace(DELTA, **columns)).poll()
 
 
@@ -262,7 +284,7 @@ def restored_at(time: float) -> Start:
 
 
 def delta_at(time: float) -> Delta:
-    return Delta(call_id="c", ids=[], logprobs=[], top2=[], t=time)
+    return Delta(call_id="c", ids=[], logprobs=[], top_logprobs=[], t=time)
 
 
 def test_first_and_last_tokens_are_found(journal):

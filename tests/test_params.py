@@ -45,7 +45,9 @@ def test_the_gpu_profiles_differ_in_strictness_alone():
         "near_tie_margin",
         "max_set_aside",
         "max_logprob_diff",
+        "max_mean_logprob_diff",
         "max_policy_diff",
+        "max_gap_increase",
         "thresholds_from",
     }
 

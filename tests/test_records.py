@@ -17,7 +17,7 @@ ROW = Row(
     advantages=[0.0] * 6,
     generation_logprobs=[0.0, -0.2, -0.3, 0.0, -0.5, 0.0],
     prev_logprobs=[0.0] * 6,
-    generation_top2=[None, [(2, -0.2)], [(3, -0.3)], None, [(5, -0.5)], None],
+    generation_top_logprobs=[None, [(2, -0.2)], [(3, -0.3)], None, [(5, -0.5)], None],
 )
 HOSTILE = {
     "nothing": "",
@@ -143,7 +143,7 @@ def test_a_row_has_no_call_behind_its_last():
 
 
 def test_a_call_of_a_row_without_candidates_has_none():
-    assert replace(ROW, generation_top2=None).call(0).top_logprobs == [None, None]
+    assert replace(ROW, generation_top_logprobs=None).call(0).top_logprobs == [None, None]
 
 
 # --- likely ---------------------------------------------------------------------------------------

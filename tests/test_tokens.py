@@ -90,3 +90,13 @@ def test_without_a_tokenizer_in_the_folder_nothing_is_decoded(tmp_path):
 def test_without_the_library_nothing_is_decoded(model_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert decoder(model_folder) is None
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[]"], ids=["cut off", "bytes", "a list"])
+def test_a_tokenizer_that_cannot_be_read_decodes_nothing(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    assert decoder(tmp_path) is None
+
+
+def test_a_name_too_long_for_a_folder_decodes_nothing():
+    assert decoder("m" * 5000) is None

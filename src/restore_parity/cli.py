@@ -16,12 +16,19 @@ from .checker.checks import judge
 from .checker.cut_text import cut_text
 from .checker.cuts import Cut
 from .checker.dumps import Runs
-from .checker.judgement import Judgement
+from .checker.judgement import CHECKS, Judgement
 from .checker.loading import load_killed, load_run
 from .checker.problems import render
-from .checker.results import Results, provenance, results, write_results
-from .errors import ExpectedError, UsageError
-from .params import Params, profile_file, profiles, read_params, read_yaml, validate
+from .checker.results import (
+    Results,
+    incomplete,
+    provenance,
+    provenance_of_infos,
+    results,
+    write_results,
+)
+from .errors import ExpectedError, IncompleteError, UsageError
+from .params import JUDGING, Params, profile_file, profiles, read_params, read_yaml, validate
 from .tokens import decoder
 
 # what the extra `report` brings
@@ -38,6 +45,9 @@ REPORT_LIBRARIES = (
     "psutil",
     "tqdm",
 )
+
+# parameters that judge nothing, and may differ between runs
+OF_PLACE = ("runs", "reuse", "overlap_starts", "timeout_s")
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -158,8 +168,15 @@ def check(  # noqa: PLR0913 (an argument an option)
     """Check saved runs, this package's or another trainer's, without engine, model or GPU."""
     inputs = Inputs(uninterrupted, restored, killed, selection, log)
     refuse_wrong_inputs(inputs)
-    runs, cuts = read_inputs(inputs)
-    thresholds = read_params(params) if params else runs.restored.params or Params()
+    given = read_params(params) if params else None
+    try:
+        runs, cuts = read_inputs(inputs)
+    except IncompleteError as error:
+        if json:
+            told = provenance_of_infos(given or Params(), {})
+            save_results(json, incomplete(str(error), told))
+        raise
+    thresholds = given or runs.uninterrupted.params or Params()
     judgement = judge_inputs(inputs, runs, cuts, thresholds)
     found = results(judgement, provenance(thresholds, runs))
     if json:
@@ -237,19 +254,34 @@ def save_results(file: Path, found: Results) -> None:
 def findings(judgement: Judgement, runs: Runs) -> list[str]:
     """What is to be read before the verdict: the problems, then what could not be checked."""
     notes = []
-    if runs.killed and runs.killed.journal.torn:
-        notes.append(runs.killed.journal.torn)
-    for name, reason in judgement.not_run.items():
-        notes.append(f"not run: {name}, {reason}")
+    journal = runs.killed.journal if runs.killed else None
+    if journal and journal.torn:
+        notes.append(journal.torn)
+    for check in CHECKS:
+        why = judgement.why(check)
+        if why:
+            notes.append(f"{judgement.status(check).replace('_', ' ')}: {check}, {why}")
+    if judgement.unread:
+        notes.append(f"not compared: columns {', '.join(sorted(judgement.unread))}")
     parts = [render(judgement.problems), "\n".join(notes)]
     return [part for part in parts if part]
 
 
 def source_of_thresholds(inputs: Inputs, runs: Runs) -> str:
     """Where the thresholds come from when no file of them is given."""
-    if runs.restored.params:
-        return f"the parameters in {inputs.restored}/run.json"
-    return "the defaults"
+    params = runs.uninterrupted.params
+    if params is None:
+        return "the defaults"
+    source = f"the parameters in {inputs.uninterrupted}/run.json"
+    others = runs.restored.params
+    different = [
+        name
+        for name in sorted(JUDGING)
+        if name not in OF_PLACE and others and getattr(others, name) != getattr(params, name)
+    ]
+    if different:
+        source += f"; the restored run's has another {', another '.join(different)}"
+    return source
 
 
 # --- cut ------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Written with group commit (one write and one fsync an engine step at most), read
 import math
 import os
 import time
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,7 +16,7 @@ from typing import BinaryIO, Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from .records import CutKey, Key, TopLogprobs
+from .records import CutKey, Key, Logprob, TokenId, TopLogprobs
 
 
 class Start(Struct, frozen=True, kw_only=True, tag="start", tag_field="event"):
@@ -25,7 +26,7 @@ class Start(Struct, frozen=True, kw_only=True, tag="start", tag_field="event"):
     key: str
     call_index: int
     group_id: str
-    prompt_ids: list[int]
+    prompt_ids: list[TokenId]
     max_tokens: int
     t: float  # seconds since the epoch, as in every record
     prefix_tokens: int = 0
@@ -35,9 +36,10 @@ class Delta(Struct, frozen=True, kw_only=True, tag="delta", tag_field="event"):
     """The tokens one engine step gave a call; all three lists are (tokens,)."""
 
     call_id: str
-    ids: list[int]
-    logprobs: list[float]
-    top2: list[TopLogprobs]
+    ids: list[TokenId]
+    logprobs: list[Logprob]
+    top_logprobs: list[TopLogprobs] = []
+    top2: list[TopLogprobs] = []  # the same under its old name
     t: float
 
 
@@ -47,7 +49,7 @@ class End(Struct, frozen=True, kw_only=True, tag="end", tag_field="event"):
     call_id: str
     finish_reason: Literal["stop", "length"]
     t: float
-    tool_ids: list[int] | None = None  # the untrained tokens that follow the call
+    tool_ids: list[TokenId] | None = None  # the untrained tokens that follow the call
 
 
 Record = Start | Delta | End
@@ -97,6 +99,11 @@ class Line(NamedTuple):
     content: bytes
     torn: bool  # the file's last bytes, without an end of line
 
+    @property
+    def record(self) -> bytes:
+        """What stands in it, without the mark that some editors put at a file's beginning."""
+        return self.content.removeprefix(BOM_UTF8).strip()
+
 
 def lines(stream: BinaryIO, number: int = 0, offset: int = 0) -> Iterator[Line]:
     """The lines of a stream that stands behind line `number`, at byte `offset`; blank ones too.
@@ -124,7 +131,7 @@ class Call(Struct, kw_only=True):
     started: float = 0.0
     ids: list[int] = []
     logprobs: list[float] = []
-    top2: list[TopLogprobs] = []
+    top_logprobs: list[TopLogprobs] = []
     finish_reason: Literal["stop", "length"] | None = None
     tool_ids: list[int] | None = None
 
@@ -138,11 +145,13 @@ class Call(Struct, kw_only=True):
         """Whether the call has not ended."""
         return self.finish_reason is None
 
-    def extend(self, ids: list[int], logprobs: list[float], top2: list[TopLogprobs]) -> None:
+    def extend(
+        self, ids: list[int], logprobs: list[float], top_logprobs: list[TopLogprobs]
+    ) -> None:
         """Take in more tokens; all three lists are (tokens,)."""
         self.ids += ids
         self.logprobs += logprobs
-        self.top2 += top2
+        self.top_logprobs += top_logprobs
 
 
 class Moment(Struct):
@@ -218,7 +227,8 @@ class Journal:
             self.torn = f"{place}: torn last record of {len(line.content)} bytes dropped"
             return
         try:
-            self._apply(self._decode(line.content))
+            if line.record:
+                self._apply(self._decode(line.record))
         except KeyError as error:
             raise JournalError(
                 f"{place}: broken journal record: no start of call {error}"
@@ -234,9 +244,10 @@ class Journal:
             return
         call = self.calls[record.call_id]
         if isinstance(record, Delta):
-            if not len(record.ids) == len(record.logprobs) == len(record.top2):
-                raise ValueError("ids, logprobs and top2 differ in length")
-            call.extend(record.ids, record.logprobs, record.top2)
+            top_logprobs = record.top_logprobs or record.top2
+            if not len(record.ids) == len(record.logprobs) == len(top_logprobs):
+                raise ValueError("ids, logprobs and top_logprobs differ in length")
+            call.extend(record.ids, record.logprobs, top_logprobs)
             self.tokens += len(record.ids)
             return
         call.finish_reason = record.finish_reason

@@ -74,6 +74,7 @@ class Params(BaseModel):
     list_lengths: list[Positive] = [16, 16]
     tool_limit_tokens: Positive = 64
     closing_limit_tokens: list[Positive] = [64, 30]
+    top_logprobs: Annotated[int, Field(ge=2, le=20)] = 4
     fsync_ms: Size = 20.0
 
     cut_tokens: dict[str, StrictInt | str] = {}
@@ -87,7 +88,10 @@ class Params(BaseModel):
     near_tie_margin: Size = 0.3
     max_set_aside: Share = 0.5
     max_logprob_diff: Size = 0.3
+    max_mean_logprob_diff: Size = 0.05
     max_policy_diff: Size = 1e-3
+    max_gap_increase: Size = 0.01
+    vocabulary_tokens: Annotated[int, Field(ge=0)] = 0
     min_cut_groups: Annotated[int, Field(ge=0)] = 0
     thresholds_from: str = (
         "NeMo RL #4507: log-probabilities of equal tokens moved by up to 0.30 nats"
@@ -222,7 +226,7 @@ class Params(BaseModel):
 
     def sha256(self) -> str:
         """SHA-256 of the workload, by which a saved run is known to be of these parameters."""
-        return hashlib.sha256(json.dumps(self.workload(), sort_keys=True).encode()).hexdigest()
+        return workload_sha256(self.model_dump())
 
 
 # What does not decide the rows: where runs lie, when engines start, how long runs may take, how
@@ -235,10 +239,19 @@ JUDGING = {
     "near_tie_margin",
     "max_set_aside",
     "max_logprob_diff",
+    "max_mean_logprob_diff",
     "max_policy_diff",
+    "max_gap_increase",
+    "vocabulary_tokens",
     "min_cut_groups",
     "thresholds_from",
 }
+
+
+def workload_sha256(values: dict[str, Any]) -> str:
+    """SHA-256 of what decides the rows among the values of all parameters."""
+    workload = {name: value for name, value in values.items() if name not in JUDGING}
+    return hashlib.sha256(json.dumps(workload, sort_keys=True).encode()).hexdigest()
 
 
 def validate(values: dict[str, Any], source: str) -> Params:

@@ -107,6 +107,7 @@ class Restored(RestoreRecord, frozen=True, kw_only=True, tag="restored"):
     """A cut call was taken up again."""
 
     prefix_ids_sha256: str | None = None
+    prefix_digest: str | None = None  # NeMo RL's, which cannot be computed from a row
     max_tokens: Count | None = None
 
 
@@ -153,8 +154,8 @@ class Row(Struct, frozen=True, kw_only=True):
     advantages: list[float]
     generation_logprobs: list[Logprob]
     prev_logprobs: list[float]
-    generation_top2: list[TopLogprobs | None] | None = None
-    prev_top2: list[TopLogprobs | None] | None = None  # the trainer's, of the same two tokens
+    generation_top_logprobs: list[TopLogprobs | None] | None = None
+    prev_top_logprobs: list[TopLogprobs | None] | None = None  # the trainer's, of the same tokens
 
     def segments(self) -> list[tuple[int, int]]:
         """The trained segments as half-open (start, stop) places, one a call, in order."""
@@ -168,7 +169,7 @@ class Row(Struct, frozen=True, kw_only=True):
         if call_index >= len(segments):
             return None
         start, stop = segments[call_index]
-        top_logprobs = self.generation_top2 or [None] * self.input_length
+        top_logprobs = self.generation_top_logprobs or [None] * self.input_length
         return CallView(
             before=self.token_ids[:start],
             ids=self.token_ids[start:stop],

@@ -2,6 +2,7 @@
 
 import os
 import time
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,7 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     exit: Exit | None = None
     trained: float | None = None  # the dump was complete
     model_folder: str | None = None  # where the checkpoint lay, tokenizer included
+    vocabulary_tokens: int | None = None
     random_weights: str | None = None  # in words, where the weights are no trained ones
 
     @property
@@ -104,7 +106,7 @@ def read_info(folder: Path) -> RunInfo:
     if not file.exists():
         raise IncompleteError(f"{file} is missing: this run never started its engine")
     with incomplete_if_broken(file):
-        info = msgspec.json.decode(file.read_bytes(), type=RunInfo)
+        info = msgspec.json.decode(file.read_bytes().removeprefix(BOM_UTF8), type=RunInfo)
         msgspec.convert(info.setup, Setup)
         return info
 

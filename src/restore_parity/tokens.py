@@ -63,19 +63,20 @@ def window(values: Sequence[Any], at: int, decode: Decode | None = None) -> str:
 def decoder(model_folder: str | Path | None) -> Decode | None:
     """What decodes a model's token ids, special tokens shown.
 
-    None where the model's tokenizer, or the library that reads it, is not on this machine: text
-    helps a reader and decides nothing.
+    None where the model's tokenizer, or the library that reads it, is not on this machine, or the
+    tokenizer cannot be read: text helps a reader and decides nothing.
     """
     if not model_folder:
         return None
     file = Path(model_folder) / "tokenizer.json"
-    if not file.is_file():
-        return None
     try:
         from tokenizers import Tokenizer
-    except ImportError:
+
+        if not file.is_file():
+            return None
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # tokenizers raises nothing narrower; is_file raises for a name too long
         return None
-    tokenizer = Tokenizer.from_file(str(file))
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=False))

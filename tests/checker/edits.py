@@ -19,7 +19,15 @@ CUT, ROW, FINISHED = "1/0/0#1", "1/0/0", "1/0/1"
 TERMINAL = "2/1/1#1"  # a cut whose limit of 9 tokens was used up at the kill
 CUTS = (CUT, "1/1/0#1", "1/1/1#0", "2/0/1#1", TERMINAL)
 TRAINED = ("uninterrupted", "restored")
-LOOSE = {"near_tie_margin": 0.3, "max_set_aside": 0.5}
+# a near-tie may move what a mean is taken over; single log-probabilities stay strict
+LOOSE = {
+    "near_tie_margin": 0.3,
+    "max_set_aside": 0.5,
+    "max_mean_logprob_diff": 0.05,
+    "max_gap_increase": 0.01,
+}
+LOOSE_ALL = LOOSE | {"max_logprob_diff": 0.3, "max_policy_diff": 1e-3}
+NO_MEANS = {"max_mean_logprob_diff": 9.0, "max_gap_increase": 9.0}  # single values alone
 
 
 def row_of(runs: Path, key: str, run: str = "restored") -> Row:
@@ -34,11 +42,17 @@ def cut_of(judgement: Judgement, name: str = CUT) -> CutResult:
     return next(cut for cut in judgement.cuts if cut.key == name)
 
 
-def judged_without_killed(runs: Path) -> Judgement:
-    """The judgement of two dumps alone; what was cut is known from the restore records."""
+def judged_without_killed(runs: Path, settings: bool = True, **thresholds: Any) -> Judgement:
+    """The judgement of two dumps alone; what was cut is known from the restore records.
+
+    `settings`: their run.json is at hand.
+    """
     loaded = load_runs(runs)
     two = Runs(uninterrupted=loaded.uninterrupted, restored=loaded.restored)
-    return judge(two, params(), cuts=cuts_of_records(two.restored))
+    for run in two.trained:
+        if not settings:
+            run.info = run.params = None
+    return judge(two, params(**thresholds), cuts=cuts_of_records(two.restored))
 
 
 def found_by(judgement: Judgement) -> list[tuple[str, str]]:

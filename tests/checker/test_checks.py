@@ -30,6 +30,29 @@ systems met, by their numbers, and the tests that stand for them:
 25  the seam's token                   test_mutations: token-doubled-seam, token-dropped-seam
 26  shifted log-probabilities          test_mutations: prefix-logprobs-shifted
 27  a wrong capture, restored          test_mutations: capture-wrong-restore-agrees
+28  other weights behind a tie         test_row_checks: wrong_weights_behind_a_set_aside_row_...
+29  an engine that missed an update    test_row_checks: an_engine_that_missed_an_update_...
+30  captured and restored counts       test_foreign: another_count_than_was_captured_...
+31  a cut's row is not there           test_foreign: a_cut_whose_row_is_not_there_...
+32  advantages negated                 test_row_checks: advantages_are_the_baselines
+33  a dump copied from the other run   test_run_checks: a_dump_that_is_a_copy_of_the_other_...
+34  broken behind a tie                test_row_shape
+35  finished calls                     test_captured
+36  a tail zeroed or shifted           test_row_checks: a_tail_of_other_log_probabilities_...
+37  some cuts lack evidence            test_foreign: a_record_without_a_hash_among_others_...;
+                                       test_row_checks: log_probabilities_of_nothing_but_zero_...
+38  too unlikely for a tie             test_near_tie: a_choice_less_likely_than_the_likeliest_...
+39  three tokens tie                   test_near_tie: three_tied_tokens_...
+40  columns that no check reads        test_run_checks: a_column_that_no_check_reads_...
+41  two records on one line            test_foreign: two_records_on_one_line_...
+46  the engine gave NaN                test_damage: a_log_probability_that_was_not_finite_...
+47  ids and names beyond reason        test_journal: an_id_that_is_no_tokens_...; test_tokens;
+                                       test_damage: a_model_of_an_absurd_name_...
+48  a lost row and a broken journal    test_run_checks: a_lost_row_is_told_beside_...
+49  a cut in a broken row              test_cut_check: a_cut_is_broken_wherever_its_row_is
+50  the killed run parted              test_parting
+51  empty lines, marks, other types    test_damage: an_empty_line_is_skipped_...,
+                                       a_byte_order_mark_..., a_row_of_other_types_...
 """
 
 import itertools
@@ -60,6 +83,7 @@ from edits import (
 from restore_parity.checker.checks import check_share, judge
 from restore_parity.checker.judgement import CHECKS, Judgement
 from restore_parity.checker.loading import load_run, load_runs
+from restore_parity.checker.row_checks import Tally
 from restore_parity.records import CutResult
 
 
@@ -92,6 +116,7 @@ def test_what_was_compared_is_counted(pristine):
     masks = itertools.chain.from_iterable(row.token_loss_mask for row in rows)
     assert judged(pristine).counts == {
         "rows": 8,
+        "identical_rows": 8,
         "tokens": sum(row.input_length for row in rows),
         "generated_tokens": int(sum(masks)),
         "started_again": 0,
@@ -227,7 +252,7 @@ def cuts_aside(aside, cuts, share):
         status = "set_aside" if nth < aside else "match"
         cut = CutResult(key=f"1/0/{nth}#1", prefix_tokens=1, tail_tokens=1, status=status)
         found.cuts.append(cut)
-    check_share(found)
+    check_share(found, Tally())
     return found.problems
 
 
@@ -241,7 +266,7 @@ def test_a_share_up_to_its_bound_is_allowed(aside, share):
 def test_a_share_beyond_its_bound_is_told():
     (problem,) = cuts_aside(1, 2, 0.4)
     assert problem.check == "set-aside-share"
-    assert problem.expected == "at most 40% of 2 cuts, and not all"
+    assert problem.expected == "at most 40% of 2 cuts with a tail, and not all"
     assert problem.got == "1"
 
 
@@ -257,13 +282,26 @@ def test_a_comparison_without_cuts_has_no_share():
 # --- evidence that is missing ---------------------------------------------------------------------
 
 
-def test_without_the_killed_run_four_checks_say_why_they_did_not_run(pristine):
-    assert judged_without_killed(pristine).not_run == {
+def test_without_the_killed_run_five_checks_say_why_they_did_not_run(pristine):
+    judgement = judged_without_killed(pristine)
+    found = {check: judgement.why(check) for check in CHECKS}
+    assert {check: why for check, why in found.items() if why} == {
         "kill-happened": "no killed run was given, so a cut that was ignored cannot be seen",
-        "prefix-captured": "no journal was given",
+        "prefix-captured": "0 compared; not compared: 5 cuts of which no capture is known",
         "prefix-logprobs": "no journal was given",
-        "token-budget": "no limit is known",
+        "finished-captured": "no journal was given",
+        "token-budget": "0 compared; not compared: 5 cuts without a known limit",
+        "tail-generated": "4 compared; not compared: 4 tails whose end cannot be judged: no limit "
+        "or stop token known",
+        "already-terminal": "6 compared; not compared: 1 calls said to be terminal without a known "
+        "limit and stop token",
     }
+
+
+def test_a_check_that_lacks_some_evidence_has_run_as_far_as_it_could(pristine):
+    judgement = judged_without_killed(pristine)
+    assert judgement.status("tail-generated") == "pass"
+    assert judgement.status("token-budget") == "not_run"
 
 
 def test_without_the_killed_run_its_restore_records_tell_the_cuts(pristine):
@@ -275,7 +313,7 @@ def test_without_the_killed_run_its_restore_records_tell_the_cuts(pristine):
 def test_records_without_a_hash_leave_the_hash_unchecked(runs):
     change_records(runs, lambda records: [one | {"prefix_ids_sha256": None} for one in records])
     judgement = judged_without_killed(runs)
-    assert judgement.not_run["prefix-hash"] == "no record has a hash"
+    assert judgement.lacking["prefix-hash"] == {"cuts without a hash in their record": 5}
     assert judgement.status("prefix-hash") == "not_run"
 
 

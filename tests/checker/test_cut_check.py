@@ -166,8 +166,8 @@ def second_call_untrained(row):
 def test_what_follows_a_tie_keeps_the_rows_calls(runs, change):
     tied_in_first_call(runs)
     change_row(runs, "1/1/1", change)
-    (problem,) = judged(runs, **LOOSE).problems
-    assert (problem.check, problem.key) == ("call-position", "1/1/1#0")
+    (problem,) = judged(runs, **LOOSE).of("call-position")
+    assert problem.key == "1/1/1#0"
     assert problem.expected == "as many calls as the baseline's row has"
     assert problem.got == "1 calls"
 
@@ -236,9 +236,12 @@ def test_a_tail_beyond_the_limit_is_told_with_what_was_left(runs, more):
     assert problem.got == f"11 asked for, {11 + more} generated"
 
 
+PAST_STOP = {"already-terminal", "row-shape"}  # of the cut, and of the baseline's row
+
+
 @pytest.mark.parametrize(
     ("place", "checks"),
-    [(-1, set()), (-2, {"already-terminal"}), (-4, {"already-terminal"})],
+    [(-1, set()), (-2, PAST_STOP), (-4, PAST_STOP)],
     ids=["last", "before the last", "inside"],
 )
 def test_a_stop_token_may_be_the_last_and_no_other(runs, place, checks):
@@ -251,7 +254,7 @@ def test_a_terminal_call_has_no_tail(runs):
     change_both(runs, "2/1/1", resized(lambda values: [*values, values[-1]]))
     (problem,) = judged(runs).of("already-terminal")
     assert problem.key == TERMINAL
-    assert problem.got == "prefix 9 of 9, stop token: False, call of 10"
+    assert problem.got == "prefix 9, call of 10"
 
 
 def test_a_call_with_budget_left_was_not_terminal(runs):
@@ -260,7 +263,7 @@ def test_a_call_with_budget_left_was_not_terminal(runs):
     change_record(runs, "restored", cut=TERMINAL, max_tokens=1)
     (problem,) = judged(runs).problems
     assert (problem.check, problem.key) == ("already-terminal", TERMINAL)
-    assert problem.got == "prefix 9 of 10, stop token: False, call of 9"
+    assert problem.got == "prefix 9 of 10, stop token: False"
 
 
 def test_a_call_with_budget_left_behind_a_stop_token_was_terminal(runs):
@@ -277,8 +280,8 @@ def test_a_tail_that_stops_short_behind_its_tie_is_reported(runs):
     tie(runs, 0.0)
     change_row(runs, ROW, resized(lambda values: values[:-1]))
     change_record(runs, "completed", tail_tokens=10)
-    (problem,) = judged(runs, **LOOSE).problems
-    assert (problem.check, problem.key) == ("tail-generated", CUT)
+    (problem,) = judged(runs, **LOOSE).of("tail-generated")
+    assert problem.key == CUT
     assert problem.expected == "a stop token last, or 14 tokens"
     assert problem.got == "13"
 
@@ -311,17 +314,6 @@ def test_a_row_may_part_at_a_near_tie_behind_its_restored_call(runs):
     assert cut_of(judgement, "1/1/1#0").status == "set_aside"
 
 
-def test_a_row_may_part_at_its_restored_calls_first_token(runs):
-    """The killed run itself took the other token there, and captured it."""
-    tie(runs, 0.0, place=-14)
-    row = row_of(runs, ROW)
-    recapture(runs, row.token_ids[-14:-11], row.generation_logprobs[-14:-11])
-    change_record(runs, "restored", prefix_ids_sha256=ids_sha256(row.token_ids[-14:-11]))
-    judgement = judged(runs, **LOOSE)
-    assert not judgement.problems
-    assert [cut.key for cut in judgement.cuts if cut.status == "set_aside"] == [CUT]
-
-
 def test_a_row_may_not_part_before_its_restored_call(runs):
     change_row(runs, ROW, at_place(-40, token_ids=99))
     (problem,) = judged(runs).of("before-cut-call")
@@ -348,7 +340,7 @@ def test_masks_behind_a_tie_may_differ(runs):
     tie(runs, 0.1)
     change_row(runs, ROW, resized(lambda values: values[:-1]), "uninterrupted")
     top2 = [[STOP, -0.2]]
-    stopped = at_place(-1, token_ids=STOP, generation_top2=top2, generation_logprobs=-0.2)
+    stopped = at_place(-1, token_ids=STOP, generation_top_logprobs=top2, generation_logprobs=-0.2)
     change_row(runs, ROW, stopped, "uninterrupted")
     assert not judged(runs, **LOOSE).problems
 
@@ -364,7 +356,9 @@ def test_a_longer_row_is_never_set_aside(runs, key):
 def test_a_longer_cut_row_has_no_evidence_of_a_near_tie(runs):
     change_row(runs, ROW, resized(lambda values: [*values, values[-1]]))
     (problem,) = judged(runs, near_tie_margin=9.0).of("near-tie")
-    assert problem.got.endswith(", no evidence of one")
+    assert problem.got.endswith(
+        ", no two generated tokens to be tied: one row has ended or is untrained"
+    )
     assert cut_of(judged(runs)).tokens is None
 
 
@@ -425,3 +419,20 @@ def test_a_cut_whose_row_is_missing_is_broken(runs, lacking):
     assert cut_of(judgement).status == "broken"
     assert len(judgement.cuts) == 5
     assert failed(judgement) == {"row-membership"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: row.update(reward=0.9),
+        lambda row: row.update(sample_loss_mask=0.0),
+        lambda row: row["generation_logprobs"].__setitem__(-1, -2.3),
+        lambda row: row["prev_logprobs"].__setitem__(-1, -2.3),
+        lambda row: row["advantages"].__setitem__(-1, -2.3),
+    ],
+    ids=["reward", "sample mask", "tail", "policy", "advantages"],
+)
+def test_a_cut_is_broken_wherever_its_row_is(runs, change):
+    """Case 49."""
+    change_row(runs, ROW, change)
+    assert cut_of(judged(runs)).status == "broken"

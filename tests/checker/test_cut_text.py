@@ -21,7 +21,7 @@ def test_a_cut_that_is_not_there_names_those_that_are(pristine, name):
 
 
 def test_runs_that_are_not_there_are_incomplete(tmp_path):
-    with pytest.raises(IncompleteError, match=r"killed/run\.json is missing"):
+    with pytest.raises(IncompleteError, match=r"uninterrupted: no such dump"):
         cut_text(CUT, tmp_path)
 
 

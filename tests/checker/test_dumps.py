@@ -22,7 +22,9 @@ from restore_parity.errors import IncompleteError
 from restore_parity.records import Key
 
 DUMP = "training.jsonl"
-EVERY_COLUMN = [name for name in COLUMNS if name != "prev_top2"]  # which the scripted rows lack
+EVERY_COLUMN = [
+    name for name in COLUMNS if name != "prev_top_logprobs"
+]  # which the scripted rows lack
 
 
 def damage(runs):
@@ -242,8 +244,8 @@ def test_a_ragged_list_is_named_with_both_lengths(runs, field):
 
 
 def test_a_ragged_column_that_only_some_trainers_have_is_damage_too(runs):
-    change_row(runs, FINISHED, lambda row: row.update(prev_top2=[None]))
-    assert the_damage(runs).where.endswith(", prev_top2")
+    change_row(runs, FINISHED, lambda row: row.update(prev_top_logprobs=[None]))
+    assert the_damage(runs).where.endswith(", prev_top_logprobs")
 
 
 def test_a_row_without_a_generated_token_is_damage(runs):
@@ -282,10 +284,21 @@ def test_a_folder_without_run_json_has_no_plan(runs):
     assert len(run.restores) == 10
 
 
-def test_a_killed_run_without_a_journal_is_incomplete(runs):
-    (runs / "killed" / "journal.jsonl").unlink()
-    with pytest.raises(IncompleteError, match=r"journal\.jsonl is missing"):
-        load_killed(runs / "killed")
+@pytest.mark.parametrize(
+    ("name", "check"), [("journal.jsonl", "kill-happened"), ("run.json", "same-setup")]
+)
+def test_a_file_that_the_killed_run_lacks_is_a_problem_of_it(runs, name, check):
+    (runs / "killed" / name).unlink()
+    (problem,) = load_killed(runs / "killed").problems
+    assert problem.check == check
+    assert problem.got.startswith(f"{runs / 'killed' / name} is missing")
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "run.json"])
+def test_a_killed_run_that_is_not_whole_is_incomplete_where_all_of_it_is_needed(runs, name):
+    (runs / "killed" / name).unlink()
+    with pytest.raises(IncompleteError, match=rf"{name} is missing"):
+        load_killed(runs / "killed").whole()
 
 
 def test_runs_are_told_in_the_order_in_which_they_ran(pristine):

@@ -4,12 +4,20 @@ import json
 
 import pytest
 from builders import params
-from edits import CUT, TRAINED, change_every_row, repeat_record
+from edits import (
+    CUT,
+    TRAINED,
+    change_every_row,
+    change_lines,
+    change_record,
+    judged_without_killed,
+    repeat_record,
+)
 
 from restore_parity.checker.checks import judge
 from restore_parity.checker.dumps import Runs
 from restore_parity.checker.foreign import cuts_of_records, read_log, read_selection
-from restore_parity.checker.judgement import Judgement
+from restore_parity.checker.judgement import CHECKS, Judgement
 from restore_parity.checker.loading import load_run
 from restore_parity.errors import IncompleteError, UsageError
 from restore_parity.records import AlreadyTerminal, Completed, Restored
@@ -52,7 +60,7 @@ def selection(tmp_path):
 @pytest.fixture
 def foreign(runs) -> Runs:
     """The healthy runs' dumps as the origin has them, without candidates."""
-    change_every_row(runs, lambda row: row.pop("generation_top2"))
+    change_every_row(runs, lambda row: row.pop("generation_top_logprobs"))
     return Runs(**{run: load_run(runs / run / "training.jsonl", run) for run in TRAINED})
 
 
@@ -141,9 +149,11 @@ def test_a_selected_cut_is_named_by_its_row(selection, pristine):
     assert found.name == "1/0/0"
 
 
-def test_a_selected_cut_without_a_row_is_incomplete(selection, pristine):
-    with pytest.raises(IncompleteError, match="the cut of group gone, generation 0 has no row"):
-        read_selection(selection(cut(group_id="gone")), load_run(pristine / "restored"))
+def test_a_selected_cut_without_a_row_has_no_key_and_is_named_by_its_group(selection, pristine):
+    selected = selection(cut(group_id="gone"))
+    (found,) = read_selection(selected, load_run(pristine / "restored"))
+    assert found.key is None
+    assert found.name == "gone, generation 0"
 
 
 @pytest.mark.parametrize(
@@ -203,17 +213,19 @@ def test_the_origins_files_are_judged_with_what_they_can_show(judged_with, forei
     judgement = judged_with(f"{RESTORED} prefix_ids_sha256={digest}", COMPLETED)
     assert judgement.verdict == "PASS"
     assert judgement.seen["prefix-hash"] == 1
-    assert set(judgement.not_run) == {
+    assert {check for check in CHECKS if judgement.status(check) == "not_run"} == {
         "kill-happened",
         "same-setup",
         "prefix-captured",
         "prefix-logprobs",
+        "finished-captured",
     }
 
 
 def test_the_origins_files_without_a_hash_say_so(judged_with):
     judgement = judged_with(RESTORED, COMPLETED)
-    assert judgement.not_run["prefix-hash"] == "no record has a hash"
+    assert judgement.status("prefix-hash") == "not_run"
+    assert judgement.lacking["prefix-hash"] == {"cuts without a hash in their record": 1}
 
 
 def test_a_wrong_tail_count_in_the_origins_log_is_reported(judged_with):
@@ -232,3 +244,157 @@ def test_a_terminal_line_ends_the_cut_of_all_tokens_of_a_call(judged_with):
     judgement = judged_with(RESTORED.replace("prefix_tokens=3", "prefix_tokens=14"), TERMINAL)
     assert [problem.check for problem in judgement.problems] == ["cut-coverage"]
     assert judgement.seen["already-terminal"] == 2
+
+
+# --- what the selection says was captured ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["generation_token_count", "prefix_token_count"])
+@pytest.mark.parametrize("captured", [0, 2, 5, 33], ids=lambda count: f"{count} captured")
+def test_another_count_than_was_captured_is_reported(foreign, selection, log, field, captured):
+    """Case 30: log and row agree on 3."""
+    foreign.restored.restores = read_log(log(RESTORED, COMPLETED))
+    cuts = read_selection(selection(cut(**{field: captured})), foreign.restored)
+    (problem,) = judge(foreign, params(), cuts=cuts).problems
+    assert problem.check == "prefix-captured"
+    assert problem.expected == f"{captured} tokens, as captured"
+    assert problem.got == "3 restored"
+
+
+@pytest.mark.parametrize(
+    ("restored", "found"),
+    [(" prefix_digest=abc", []), (" prefix_digest=other", ["prefix-captured"]), ("", [])],
+    ids=["the same", "another", "none in the log"],
+)
+def test_digests_are_compared_where_both_files_have_one(foreign, selection, log, restored, found):
+    foreign.restored.restores = read_log(log(RESTORED + restored, COMPLETED))
+    selected = selection(cut(generation_token_count=3, digest="abc"))
+    judgement = judge(foreign, params(), cuts=read_selection(selected, foreign.restored))
+    assert [problem.check for problem in judgement.problems] == found
+
+
+def test_a_count_as_captured_holds(foreign, selection, log):
+    foreign.restored.restores = read_log(log(RESTORED, COMPLETED))
+    cuts = read_selection(selection(cut(generation_token_count=3)), foreign.restored)
+    judgement = judge(foreign, params(), cuts=cuts)
+    assert judgement.verdict == "PASS"
+    assert judgement.status("prefix-captured") == "pass"
+
+
+# --- a cut's row that is not there ----------------------------------------------------------------
+
+
+def lost(dump: list[bytes]) -> list[bytes]:
+    return dump[1:]
+
+
+def torn(dump: list[bytes]) -> list[bytes]:
+    return [dump[0][:100] + b"\n", *dump[1:]]
+
+
+def two_on_one_line(dump: list[bytes]) -> list[bytes]:
+    return [dump[0].rstrip() + dump[1], *dump[2:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [(lost, "row-membership"), (torn, "dump-complete"), (two_on_one_line, "dump-complete")],
+    ids=["missing", "torn", "two chunks on one line"],
+)
+def test_a_cut_whose_row_is_not_there_is_told_and_all_else_is_judged(
+    runs, selection, log, change, check
+):
+    """Case 31."""
+    change_lines(runs, change)
+    change_row_of_lines(runs)
+    dumps = Runs(**{run: load_run(runs / run / "training.jsonl", run) for run in TRAINED})
+    dumps.restored.restores = read_log(log(RESTORED, COMPLETED))
+    judgement = judge(dumps, params(), cuts=read_selection(selection(cut()), dumps.restored))
+    found = {problem.check for problem in judgement.problems}
+    assert {check, "row-exact"} <= found
+    assert judgement.verdict == "FAIL"
+    assert [one.status for one in judgement.cuts] == ["broken"]
+
+
+def change_row_of_lines(runs):
+    """Another reward in the restored dump's last line, whatever stands before it."""
+
+    def change(dump: list[bytes]) -> list[bytes]:
+        chunk = json.loads(dump[-1])
+        chunk["rows"][0]["reward"] = 0.9
+        return [*dump[:-1], json.dumps(chunk).encode() + b"\n"]
+
+    change_lines(runs, change)
+
+
+def test_the_row_that_a_selected_cut_has_not_is_named_by_its_group(foreign, selection, log):
+    foreign.restored.restores = read_log(log(RESTORED, COMPLETED))
+    cuts = read_selection(selection(cut(group_id="gone")), foreign.restored)
+    (problem,) = judge(foreign, params(), cuts=cuts).of("row-membership")
+    assert problem.key == "gone, generation 0"
+
+
+# --- evidence that some cuts lack -----------------------------------------------------------------
+
+
+def test_a_record_without_a_hash_among_others_with_one_is_counted(runs):
+    """Case 37: its prefix is compared with nothing, which must not pass unsaid."""
+    change_record(runs, "restored", prefix_ids_sha256=None)
+    judgement = judged_without_killed(runs)
+    reason = "4 compared; not compared: 1 cuts without a hash in their record"
+    assert judgement.why("prefix-hash") == reason
+
+
+def test_a_terminal_call_without_a_known_limit_is_counted(foreign, selection, log):
+    foreign.restored.restores = read_log(
+        log(RESTORED.replace("prefix_tokens=3", "prefix_tokens=14"), TERMINAL)
+    )
+    selected = selection(cut(effective_output_limit=None))
+    judgement = judge(foreign, params(), cuts=read_selection(selected, foreign.restored))
+    reason = "calls said to be terminal without a known limit and stop token"
+    assert judgement.lacking["already-terminal"] == {reason: 1}
+
+
+def test_a_call_said_to_be_terminal_below_its_known_limit_is_counted_or_reported(
+    foreign, selection, log
+):
+    """It may have ended by a stop token, which these files do not tell."""
+    foreign.restored.restores = read_log(
+        log(RESTORED.replace("prefix_tokens=3", "prefix_tokens=14"), TERMINAL)
+    )
+    selected = selection(cut(effective_output_limit=20))
+    judgement = judge(foreign, params(), cuts=read_selection(selected, foreign.restored))
+    assert judgement.lacking["already-terminal"].total() == 1
+
+
+def test_a_completed_call_without_a_tail_is_reported(judged_with):
+    lines = [
+        RESTORED.replace("prefix_tokens=3", "prefix_tokens=14"),
+        COMPLETED.replace("prefix_tokens=3", "prefix_tokens=14").replace("=11", "=0"),
+    ]
+    assert "tail-generated" in [problem.check for problem in judged_with(*lines).problems]
+
+
+# --- lines of several writers ---------------------------------------------------------------------
+
+
+def test_two_records_on_one_line_are_both_read(log):
+    """Case 41."""
+    first, second = read_log(log(f"(pid=1) {RESTORED}(pid=2) {COMPLETED}"))
+    assert (type(first), type(second)) == (Restored, Completed)
+    assert first.prefix_tokens == 3
+
+
+def test_the_same_record_twice_on_one_line_is_a_double_restore(judged_with):
+    judgement = judged_with(f"{RESTORED} {RESTORED}", COMPLETED)
+    assert [problem.check for problem in judgement.problems] == ["restored-once"]
+
+
+def test_the_same_record_on_two_lines_is_a_double_restore(judged_with):
+    judgement = judged_with(RESTORED, RESTORED, COMPLETED)
+    assert [problem.check for problem in judgement.problems] == ["restored-once"]
+
+
+def test_a_terminal_line_before_its_restored_one_joins_it(log):
+    terminal, restored = read_log(log(TERMINAL, RESTORED))
+    assert terminal.source_call_id == restored.source_call_id == "old"

@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 from builders import STOP, STRICT, healthy_runs, params
+from edits import LOOSE_ALL
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from oracle import LISTS, oracle
 
+from restore_parity.checker.broken_restores import with_tie
 from restore_parity.checker.loading import load_runs
 from restore_parity.checker.mutations import MUTATIONS
 from restore_parity.checker.worlds import (
@@ -26,6 +28,7 @@ from restore_parity.checker.worlds import (
     world_of,
 )
 from restore_parity.records import Key, Restored, Row
+from restore_parity.tokens import ids_sha256
 
 Draw = Callable[..., Any]
 
@@ -45,6 +48,8 @@ BOUNDS = st.fixed_dictionaries(
         "near_tie_margin": st.sampled_from([0.0, 0.3, 3.0]),
         "max_set_aside": st.sampled_from([0.0, 0.5, 1.0]),
         "max_logprob_diff": st.sampled_from([0.0, 0.3]),
+        "max_mean_logprob_diff": st.sampled_from([0.0, 0.05]),
+        "max_gap_increase": st.sampled_from([0.0, 0.01]),
         "max_policy_diff": st.sampled_from([0.0, 0.001]),
     }
 )
@@ -54,7 +59,7 @@ BOUNDS = st.fixed_dictionaries(
 def worlds(tmp_path_factory) -> list[World]:
     folder = tmp_path_factory.mktemp("worlds")
     return [
-        world_of(load_runs(healthy_runs(folder / str(nth), workload)))
+        world_of(load_runs(healthy_runs(folder / str(nth), workload)), workload)
         for nth, workload in enumerate(WORKLOADS)
     ]
 
@@ -73,6 +78,11 @@ def plain(world: World) -> dict:
         ],
         "records": [msgspec.to_builtins(record) for record in world.records],
         "infos": {name: msgspec.to_builtins(info) for name, info in world.infos.items()},
+        "limits": {
+            (str(key), index): world.workload.limit_tokens(key, index)
+            for key in world.baseline
+            for index in range(150)
+        },
         "stop_ids": world.infos["restored"].setup.get("stop_token_ids", []),
     }
 
@@ -87,7 +97,7 @@ def change_token(draw: Draw, world: World, row: Row) -> Row:
     values = {
         "token_ids": st.sampled_from([STOP, 48, 49, 60, 99]),
         "token_loss_mask": st.sampled_from([0.0, 1.0]),
-        "generation_top2": st.sampled_from([None, [(48, -0.1), (60, -0.2)]]),
+        "generation_top_logprobs": st.sampled_from([None, [(48, -0.1), (60, -0.2)]]),
     }
     value = draw(values.get(name, st.sampled_from([0.0, -0.25, float("nan")])))
     return with_values(row, at, **{name: value})
@@ -156,6 +166,45 @@ def break_capture(draw: Draw, world: World) -> World:
     return replace(world, calls=world.calls | {call.call_id: changed})
 
 
+def take_other_token(draw: Draw, world: World) -> World:
+    """The restored row parts at a tie, in a call captured or not; the capture perhaps with it."""
+    key = draw(st.sampled_from(sorted(world.rows)))
+    row = world.rows[key]
+    at = draw(st.sampled_from([at for at, mask in enumerate(row.token_loss_mask) if mask] or [0]))
+    margin = draw(st.sampled_from([0.0, 0.2, 1.0]))
+    if key not in world.baseline or at >= world.baseline[key].input_length:
+        return world
+    tied = with_tie(world, key, at, margin)
+    if tied is None or not draw(st.booleans()):
+        return tied or world
+    return with_tie_in_capture(tied, key, at)
+
+
+def with_tie_in_capture(world: World, key: Key, at: int) -> World:
+    """The killed run took the restored row's token as well."""
+    row, calls = world.rows[key], dict(world.calls)
+    for call in world.calls.values():
+        if call.key != key or call.call_index >= len(row.segments()):
+            continue
+        start, _ = row.segments()[call.call_index]
+        changed = replace(call, prompt_ids=row.token_ids[:start])
+        nth = at - start
+        if 0 <= nth < len(call.ids):
+            ids, logprobs, top_logprobs = [*call.ids], [*call.logprobs], [*call.top_logprobs]
+            ids[nth] = row.token_ids[at]
+            logprobs[nth] = row.generation_logprobs[at]
+            top_logprobs[nth] = row.generation_top_logprobs[at]
+            changed = replace(changed, ids=ids, logprobs=logprobs, top_logprobs=top_logprobs)
+        calls[call.call_id] = changed
+    records = []
+    for record in world.records:
+        call = calls.get(record.source_call_id)
+        if isinstance(record, Restored) and call and call.key == key:
+            record = replace(record, prefix_ids_sha256=ids_sha256(call.ids))
+        records.append(record)
+    return replace(world, calls=calls, records=records)
+
+
 def apply_mutation(draw: Draw, world: World) -> World:
     """One of the checker's own mutations, where it has a place."""
     mutation = draw(st.sampled_from(MUTATIONS))
@@ -168,7 +217,9 @@ def apply_mutation(draw: Draw, world: World) -> World:
     return world
 
 
-BREAKS = st.sampled_from([break_row, break_row, break_record, break_capture, apply_mutation])
+BREAKS = st.sampled_from(
+    [break_row, break_row, break_record, break_capture, take_other_token, apply_mutation]
+)
 
 
 @given(st.data(), BOUNDS)
@@ -182,7 +233,7 @@ def test_checker_and_oracle_agree(worlds, data, bounds):
     world = data.draw(st.sampled_from(worlds))
     for _ in range(data.draw(st.integers(0, 3))):
         world = data.draw(BREAKS)(data.draw, world)
-    judgement = judge_world(world, params(**bounds))
+    judgement = judge_world(replace(world, thresholds=params(**bounds)))
     named = {problem.key.split("#")[0] for problem in judgement.problems} - {""}
     assert (judgement.verdict, named) == oracle(plain(world), bounds)
 
@@ -190,3 +241,18 @@ def test_checker_and_oracle_agree(worlds, data, bounds):
 @pytest.mark.parametrize("nth", range(len(WORKLOADS)), ids=lambda nth: f"workload {nth}")
 def test_the_oracle_passes_healthy_runs(worlds, nth):
     assert oracle(plain(worlds[nth]), STRICT) == ("PASS", set())
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [mutation for mutation in MUTATIONS if mutation.id != "logprob-null"],
+    ids=lambda mutation: mutation.id,
+)
+def test_checker_and_oracle_agree_on_each_mutation(worlds, mutation):
+    """By loose thresholds, where some mutations show in one check alone."""
+    loose = replace(worlds[0], thresholds=params(**LOOSE_ALL))
+    broken = [mutation.change(loose, subject) for subject in subjects(loose)]
+    world = next(world for world in broken if world is not None)
+    judgement = judge_world(world)
+    named = {problem.key.split("#")[0] for problem in judgement.problems} - {""}
+    assert (judgement.verdict, named) == oracle(plain(world), LOOSE_ALL)

@@ -2,7 +2,7 @@
 
 import pytest
 from builders import change_row, healthy_runs, judged, params, tie
-from edits import LOOSE, ROW, resized
+from edits import LOOSE_ALL, ROW, resized
 from msgspec.structs import replace
 
 from restore_parity.checker import proof
@@ -14,7 +14,6 @@ from restore_parity.checker.mutations import MUTATIONS, Mutation
 from restore_parity.checker.proof import apply_mutations, prove
 from restore_parity.checker.worlds import with_row, world_of
 
-LOOSE_ALL = LOOSE | {"max_logprob_diff": 0.3, "max_policy_diff": 1e-3}
 NOWHERE = Mutation("nowhere", "row-exact", lambda world, subject: None)
 HARMLESS = Mutation(  # a change of what no check reads
     "harmless",
@@ -95,7 +94,7 @@ def test_runs_that_fail_already_need_no_place(runs, only):
 
 def test_a_change_that_changes_nothing_is_no_mutation(pristine, only):
     only(SAME)
-    (result,) = apply_mutations(world_of(load_runs(pristine)), params())
+    (result,) = apply_mutations(world_of(load_runs(pristine), params()))
     assert result.caught_by is None
 
 
@@ -106,7 +105,7 @@ def test_what_runs_already_report_does_not_count_as_caught(runs, only):
     """Their own failure of row-exact must not stand for the check having seen the mutation."""
     only(HARMLESS)
     change_row(runs, "2/0/0", lambda row: row.update(reward=0.9))
-    (result,) = apply_mutations(world_of(load_runs(runs)), params())
+    (result,) = apply_mutations(world_of(load_runs(runs), params()))
     assert result.caught_by == []
 
 
@@ -114,7 +113,7 @@ def test_runs_that_fail_at_a_place_do_not_hide_a_mutation_there(runs):
     """A change behind the same check, key and place is told by what it got."""
     for key in map(str, params().row_keys()):
         change_row(runs, key, lambda row: row["generation_logprobs"].__setitem__(-1, -0.9))
-    assert unreported(apply_mutations(world_of(load_runs(runs)), params())) == []
+    assert unreported(apply_mutations(world_of(load_runs(runs), params()))) == []
 
 
 def test_a_near_tie_in_an_early_step_hides_no_mutation(runs):

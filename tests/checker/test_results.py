@@ -58,6 +58,8 @@ def test_results_hold_what_the_plan_of_the_format_names(pristine):
         "problems",
         "checks",
         "cuts",
+        "rows",
+        "unread_columns",
         "mutations",
         "counts",
         "largest",
@@ -73,12 +75,12 @@ def test_results_hold_every_check(pristine):
 
 def test_a_check_is_told_with_how_much_it_compared(pristine):
     checks = msgspec.to_builtins(results(judged(pristine), {}))["checks"]
-    assert checks[CHECKS.index("row-exact")] == {"id": "row-exact", "status": "pass", "seen": 32}
+    assert checks[CHECKS.index("row-exact")] == {"id": "row-exact", "status": "pass", "seen": 40}
 
 
 def test_a_check_that_could_not_run_is_told_with_its_reason(pristine):
     found = results(judged_without_killed(pristine), {})
-    check = found.checks[CHECKS.index("prefix-captured")]
+    check = found.checks[CHECKS.index("prefix-logprobs")]
     assert check.status == "not_run"
     assert check.why == "no journal was given"
 
@@ -164,7 +166,7 @@ def test_provenance_tells_of_a_torn_journal(runs):
 
 def test_the_verdict_is_told_with_the_counts_that_carry_it(pristine):
     assert verdict_line(judged(pristine)) == (
-        "PASS: 8 rows (917 tokens, 150 generated), 5 cuts, 0 set aside, 22 checks run"
+        "PASS: 8 rows (917 tokens, 150 generated), 5 cuts, 0 set aside, 25 checks run"
     )
 
 
@@ -172,7 +174,7 @@ def test_the_verdict_tells_of_problems_and_of_what_did_not_run(runs):
     change_row(runs, FINISHED, lambda row: row.update(reward=0.9))
     line = verdict_line(judged_without_killed(runs))
     assert line.startswith("FAIL: ")
-    assert line.endswith("18 checks run, 4 not run, 1 problem")
+    assert line.endswith("20 checks run, 5 not run, 1 problem")
 
 
 def test_the_verdict_counts_problems(runs):
@@ -194,8 +196,8 @@ def test_the_verdict_counts_mutations_that_had_a_place(pristine):
 @pytest.mark.parametrize(
     ("check", "line"),
     [
-        ("row-exact", "row-exact: holds, 32 compared"),
-        ("tail-logprobs", "tail-logprobs: holds, 8 compared, largest difference 0 nats"),
+        ("row-exact", "row-exact: holds, 40 compared"),
+        ("tail-logprobs", "tail-logprobs: holds, 24 compared, largest difference 0 nats"),
         ("near-tie", "near-tie: nothing to judge in these runs"),
     ],
     ids=["compared", "with a difference", "nothing to judge"],
@@ -206,15 +208,15 @@ def test_a_check_that_holds_says_how_much_it_compared(pristine, capsys, check, l
 
 
 def test_a_check_that_could_not_run_says_why(pristine, capsys):
-    require(judged_without_killed(pristine), "prefix-captured")
-    assert capsys.readouterr().out == "prefix-captured: not run, no journal was given\n"
+    require(judged_without_killed(pristine), "prefix-logprobs")
+    assert capsys.readouterr().out == "prefix-logprobs: not run, no journal was given\n"
 
 
 def test_a_check_raises_its_problems(broken):
     with pytest.raises(ParityError) as caught:
         require(judged(broken), "row-exact")
     title, blank, *problem = str(caught.value).splitlines()
-    assert (title, blank) == ("row-exact: 1 of 32 comparisons failed", "")
+    assert (title, blank) == ("row-exact: 1 of 40 comparisons failed", "")
     assert [line.split()[0] for line in problem[1:]] == ["where", "expected", "got", "next"]
 
 

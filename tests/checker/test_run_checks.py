@@ -1,5 +1,7 @@
 """The checks of whole runs: setup, kill, dumps, membership, groups."""
 
+from shutil import copy
+
 import pytest
 from builders import STOP, change_row, failed, judged, params
 from edits import (
@@ -105,6 +107,30 @@ def test_a_run_without_run_json_beside_a_killed_one_is_reported(runs):
     assert problem.got == "no such file"
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("restored", "uninterrupted"), ("uninterrupted", "restored")],
+    ids=["the restored one's", "the baseline's"],
+)
+def test_a_dump_that_is_a_copy_of_the_other_is_no_second_run(runs, source, target):
+    """Case 33: everything else in the folders is right."""
+    copy((runs / source / "training.jsonl"), runs / target / "training.jsonl")
+    judgement = judged(runs)
+    (problem,) = judgement.of("same-setup")
+    assert problem.where == f"{target} dump"
+    assert judgement.verdict != "PASS"
+
+
+def test_a_copied_baseline_is_incomplete(runs):
+    copy(runs / "restored" / "training.jsonl", runs / "uninterrupted" / "training.jsonl")
+    assert judged(runs).verdict == "INCOMPLETE"
+
+
+def test_parameters_that_are_not_those_of_their_hash_are_reported(runs):
+    change_info(runs, "restored", params=params(steps=1, cut_tokens={}).model_dump())
+    assert "restored/run.json, params_sha256" in [one.where for one in judged(runs).problems]
+
+
 # --- dump-complete --------------------------------------------------------------------------------
 
 
@@ -126,7 +152,33 @@ def test_rows_that_are_equal_and_nothing_but_nan_are_damaged(runs, column):
 
 
 def test_lines_of_both_dumps_are_counted(pristine):
-    assert judged(pristine).seen["dump-complete"] == 8 + 8 + 8  # and the columns of each pair
+    assert judged(pristine).seen["dump-complete"] == 8 + 8 + 2 * 8  # and two columns of each pair
+
+
+def with_column(runs, run, keys=None, size=None):
+    """Give rows of a run a further column."""
+    for key in keys or map(str, params().row_keys()):
+        length = size or row_of(runs, key, run).input_length
+        change_row(runs, key, lambda row, length=length: row.update(entropy=[0.5] * length), run)
+
+
+def test_a_column_that_no_check_reads_is_told_and_not_compared(runs):
+    """Case 40: whatever its length."""
+    for run in TRAINED:
+        with_column(runs, run)
+    with_column(runs, "restored", keys=[FINISHED], size=500)
+    judgement = judged(runs)
+    assert judgement.verdict == "PASS"
+    assert judgement.unread == {"entropy"}
+
+
+@pytest.mark.parametrize("run", TRAINED)
+@pytest.mark.parametrize("keys", [None, [FINISHED]], ids=["all rows", "one row"])
+def test_a_further_column_that_one_dump_lacks_is_reported(runs, run, keys):
+    with_column(runs, run, keys)
+    (problem,) = judged(runs).problems
+    assert problem.check == "dump-complete"
+    assert problem.where == "column entropy"
 
 
 # --- row-membership -------------------------------------------------------------------------------
@@ -186,14 +238,30 @@ def test_a_row_that_was_not_planned_is_reported(runs):
     assert found == {(FINISHED, "1 row", "0"), ("1/0/7", "0 row", "1")}
 
 
+def test_a_lost_row_is_told_beside_a_broken_journal(runs):
+    """Case 48: what cannot be read hides nothing of what can."""
+    change_lines(runs, without_row(1))
+    with (runs / "killed" / "journal.jsonl").open("a") as stream:
+        stream.write("{}\n")
+    judgement = judged(runs)
+    assert {"row-membership", "kill-happened"} <= failed(judgement)
+    assert judgement.verdict == "FAIL"
+
+
+def test_a_row_of_a_prompt_that_was_not_planned_is_told_and_compared(runs):
+    for run in TRAINED:
+        change_row(runs, FINISHED, lambda row: row.update(prompt_idx=7), run)
+    assert ("1/7/1", "0 row") in {(one.key, one.expected) for one in judged(runs).problems}
+
+
 # --- group-membership -----------------------------------------------------------------------------
 
 
 def test_a_row_of_a_group_of_its_own_parts_its_siblings(runs):
-    change_row(runs, FINISHED, lambda row: row.update(group_id="another"))
+    change_row(runs, FINISHED, lambda row: row.update(group_id="k-another"))
     (problem,) = judged(runs).problems
     assert problem.where == "restored, prompt 1/0"
-    assert problem.got == "['group another', 'group k-s1p0']"
+    assert problem.got == "['group k-another', 'group k-s1p0']"
 
 
 def test_two_prompts_of_one_group_are_reported(runs):

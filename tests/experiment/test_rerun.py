@@ -56,7 +56,7 @@ def test_a_prefilled_call_is_the_captured_prefix_and_its_tail(pristine, task):
     assert view.before == call.prompt_ids
     assert view.ids == call.ids
     assert view.logprobs == call.logprobs
-    assert view.top_logprobs == call.top2
+    assert view.top_logprobs == call.top_logprobs
 
 
 def test_a_forced_call_is_asked_for_whole_with_its_captured_tokens_given(task):

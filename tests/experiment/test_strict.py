@@ -77,7 +77,7 @@ class Trial:
                     call_id=call_id,
                     ids=self.tokens(ids, is_noisy),
                     logprobs=[-n - self.noise * is_noisy for n in ids],
-                    top2=[],
+                    top_logprobs=[],
                     finish_reason="length",
                 )
             )

@@ -35,7 +35,7 @@ def start():
     write(event="start", **of)
 
 def answer(*ids):
-    write(event="delta", ids=ids, logprobs=[0] * len(ids), top2=[[]] * len(ids))
+    write(event="delta", ids=ids, logprobs=[0] * len(ids), top_logprobs=[[]] * len(ids))
 
 if task["phase"] != "killed":
     sys.exit()

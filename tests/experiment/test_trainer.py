@@ -68,7 +68,7 @@ def test_policy_logprobs_are_those_of_the_whole_softmax_at_trained_tokens(batch)
     assert torch.allclose(policy.chosen, expected, atol=1e-5)
 
 
-def test_the_third_witness_is_the_trainers_own_view_of_the_engines_two_candidates(rows, batch):
+def test_the_third_witness_is_the_trainers_own_view_of_the_engines_likeliest_tokens(rows, batch):
     model = tiny()
     with torch.no_grad():
         own = dumped(batch, policy_logprobs(model, batch))[0]
@@ -76,10 +76,36 @@ def test_the_third_witness_is_the_trainers_own_view_of_the_engines_two_candidate
     at = own.segments()[1][0]
     expected = [
         (token, pytest.approx(full[0, at - 1, token].item(), abs=1e-5))
-        for token, _ in rows[0].generation_top2[at]
+        for token, _ in rows[0].generation_top_logprobs[at]
     ]
-    assert own.prev_top2[at] == expected
-    assert own.prev_top2[0] is None
+    assert own.prev_top_logprobs[at] == expected
+    assert own.prev_top_logprobs[0] is None
+
+
+def test_the_trainer_scores_every_token_that_the_engine_recorded_however_many(rows):
+    """Of one place five, of the others two: none is dropped, none is made up."""
+    at = rows[0].segments()[0][0]
+    column = list(rows[0].generation_top_logprobs)
+    column[at] = [(token, -1.0 - token) for token in (50, 51, 52, 53, 54)]
+    wider = msgspec.structs.replace(rows[0], generation_top_logprobs=column)
+    batch = collate([wider, rows[1]], [0.0] * 2, CPU)
+    model = tiny()
+    with torch.no_grad():
+        own = dumped(batch, policy_logprobs(model, batch))[0].prev_top_logprobs
+        full = model(batch.token_ids).logits.log_softmax(-1)
+    scored = [full[0, at - 1, token].item() for token in (50, 51, 52, 53, 54)]
+    assert [token for token, _ in own[at]] == [50, 51, 52, 53, 54]
+    assert [logprob for _, logprob in own[at]] == pytest.approx(scored, abs=1e-5)
+    assert len(own[at + 1]) == 2
+
+
+def test_rows_without_likeliest_tokens_are_trained_on_all_the_same(rows):
+    bare = [msgspec.structs.replace(row, generation_top_logprobs=None) for row in rows]
+    batch = collate(bare, [0.0] * 4, CPU)
+    with torch.no_grad():
+        own = dumped(batch, policy_logprobs(tiny(), batch))[0]
+    assert own.prev_top_logprobs is None
+    assert any(own.prev_logprobs)
 
 
 def test_a_step_is_one_optimiser_step_however_it_is_batched(rows):

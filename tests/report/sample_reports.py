@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import nbformat
-from builders import change_row, healthy_runs, params
+from builders import change_row, choose, healthy_runs, params
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from restore_parity.checker.loading import load_run
 from restore_parity.params import Params
+from restore_parity.records import Key
 from restore_parity.report.notebook import REPORT_NOTEBOOK
 from restore_parity.report.report import make_report
 
@@ -92,6 +94,25 @@ def large(folder: Path) -> Made:
     return make(runs, given)
 
 
+def row_set_aside(runs: Path) -> Params:
+    """Make runs of which 2/1/0, a row without a cut, parts at a near-tie in the restored run.
+
+    Four calls run at a time, so the killed run has not begun that row's second call. Returns the
+    parameters that set it aside.
+    """
+    given = params(cut_tokens={}, near_tie_margin=0.3, max_set_aside=0.5)
+    healthy_runs(runs, given, steps=16, width=4)
+    token = load_run(runs / "uninterrupted").only(Key(2, 1, 0)).token_ids[-3]
+    choose(runs, "uninterrupted", "2/1/0", -3, [token, 99], 0.125)
+    choose(runs, "restored", "2/1/0", -3, [99, token], 0.25)
+    return given
+
+
+def aside(folder: Path) -> Made:
+    """A row without a cut is set aside."""
+    return make(folder / "runs", row_set_aside(folder / "runs"))
+
+
 def hostile(folder: Path) -> Made:
     """A failing run whose model text, groups and files are what an attacker would choose."""
     vocabulary = {HOSTILE.get(i, chr(i) if i > 32 else f"t{i}"): i for i in range(128)}
@@ -113,6 +134,7 @@ REPORTS = {
     "killed": stopped("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"),
     "left": stopped("import sys; sys.exit(0)"),
     "large": large,
+    "aside": aside,
     "hostile": hostile,
 }
 PAGES = ("passing", *REPORTS)  # the passing one is the real report's

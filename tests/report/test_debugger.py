@@ -70,7 +70,7 @@ DAMAGE = {
     "a token": lambda runs: change_row(runs, "1/0/0", at_place(-2, token_ids=99)),
     "no row": drop_row,
     "no records": lambda runs: change_records(runs, lambda records: []),
-    "no top-2": change_columns(generation_top2=None),
+    "no likeliest tokens": change_columns(generation_top_logprobs=None),
     "no call": one_call_alone,
 }
 
@@ -236,5 +236,7 @@ def test_forced_tokens_are_decoded_as_given_with_the_models_own_log_probabilitie
     last = len(wrong.ids) - 1
     assert decode.ids[: last + 1] == wrong.ids
     assert decode.logprobs[:last] == right.logprobs[:-1]
-    assert decode.top_logprobs[last] == right.top2[-1]
-    assert decode.logprobs[last] < right.top2[-1][1][1]
+    *likeliest, given = decode.top_logprobs[last]
+    assert likeliest == right.top_logprobs[-1]
+    assert given == (7, decode.logprobs[last])
+    assert decode.logprobs[last] < right.top_logprobs[-1][1][1]

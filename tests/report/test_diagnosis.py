@@ -37,7 +37,7 @@ def cut(ids=PREFIX, prompt=PROMPT, moved=0.0) -> Call:
         max_tokens=5,
         ids=list(ids),
         logprobs=captured.logprobs,
-        top2=captured.top_logprobs,
+        top_logprobs=captured.top_logprobs,
     )
 
 

@@ -87,6 +87,14 @@ def test_a_check_that_could_not_run_is_skipped_with_its_reason(written):
     assert reasons == {"the report did not get there"}
 
 
+def test_a_check_that_compared_only_a_part_is_not_skipped(written, pristine):
+    judgement = judged(pristine)
+    judgement.lack("token-budget", "cuts without a known limit")
+    suites = written(results(judgement, {}))
+    (case,) = [case for case in cases(suites, "checks") if case.name == "token-budget"]
+    assert not case.result
+
+
 def test_hostile_text_leaves_the_file_readable(written, broken):
     broken.problems[0] = replace(broken.problems[0], got=HOSTILE)
     (failure,) = next(

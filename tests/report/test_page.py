@@ -137,6 +137,11 @@ def test_a_dark_page_is_dark(open_page, name):
             "FAIL: the restored run's rows are not the uninterrupted run's, or not shown to be; "
             "what failed: near-tie",
         ),
+        (
+            "aside",
+            "PASS: the restored run trained on the same rows as the uninterrupted one, but for 1 "
+            "of 8 that differ at a shown near-tie",
+        ),
         ("killed", "INCOMPLETE: the experiment did not come about"),
         ("left", "INCOMPLETE: the experiment did not come about"),
     ],
@@ -157,6 +162,15 @@ def test_the_first_screen_says_what_failed_first_and_links_to_it(open_page):
 def test_the_stopped_cell_is_named_on_the_first_screen(open_page):
     header = open_page("killed").locator("header").inner_text()
     assert "stopped in cell check-same-setup" in header
+
+
+def test_the_first_screen_counts_rows_set_aside_without_a_cut(open_page):
+    assert "1: 0 with a cut, 1 without" in open_page("aside").locator("header").inner_text()
+
+
+def test_rows_set_aside_without_a_cut_are_named_among_the_contents(open_page):
+    contents = open_page("aside").locator("nav").inner_text()
+    assert "Rows set aside without a cut, listed under near-ties: 2/1/0" in contents
 
 
 def test_of_many_cuts_the_failed_are_drawn_singly(open_page):

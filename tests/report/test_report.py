@@ -117,6 +117,15 @@ def test_the_trainer_took_its_steps(tiny):
     assert gaps[2] > 1e-4
 
 
+@pytest.mark.parametrize("column", ["generation_top_logprobs", "prev_top_logprobs"])
+def test_engine_and_trainer_record_four_likeliest_tokens_at_each_generated_one(tiny, column):
+    counts = set()
+    for _, row in restored_rows(tiny):
+        pairs = zip(row["token_loss_mask"], row[column], strict=True)
+        counts.update(len(top) for trained, top in pairs if trained)
+    assert counts == {4}
+
+
 def test_the_page_says_the_verdict_at_its_top_and_at_its_end(tiny):
     page = (tiny / "report.html").read_text()
     assert "<b>PASS</b>: the restored run trained on the same rows" in page
@@ -172,7 +181,7 @@ def test_an_overlapped_restore_starts_before_the_kill_and_generates_after_it(ove
 
 
 @pytest.mark.engine
-def test_a_journal_that_can_not_be_written_is_incomplete(tmp_path):
+def test_a_journal_that_can_not_be_written_is_incomplete(tmp_path, monkeypatch):
     """A limit on the size of the worker's files stands for the full disk.
 
     The kernel refuses the write all the same.
@@ -185,8 +194,8 @@ def test_a_journal_that_can_not_be_written_is_incomplete(tmp_path):
     runs = tmp_path / "runs"
     (tmp_path / "p.yaml").write_text(yaml.safe_dump(GIVEN | {"runs": str(runs)}))
     words = [sys.executable, "-m", "restore_parity.cli", "report", str(tmp_path / "p.yaml")]
-    env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    assert subprocess.run(words, env=env, cwd=tmp_path).returncode == 3
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    assert subprocess.run(words, cwd=tmp_path).returncode == 3
     told = "journal.jsonl: File too large: what was committed before is kept"
     assert told in results(runs)["summary"]
 
@@ -212,7 +221,7 @@ def judged_again(tiny, tmp_path_factory) -> Path:
     runs = copy_of(tiny, folder / "runs")
     (runs / "results.json").write_text("earlier")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder))
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         patch.setenv("XDG_CACHE_HOME", str(folder / "no-models"))
         assert report(runs, reuse=True) == 0
     return runs
@@ -283,6 +292,13 @@ def test_results_are_whole_beside_a_stopped_page(report_of):
     found = results(report_of("left").folder)
     assert found["verdict"] == "INCOMPLETE"
     assert {check["status"] for check in found["checks"]} == {"not_run"}
+
+
+def test_a_row_set_aside_without_a_cut_is_drawn_and_leaves_the_verdict_pass(report_of):
+    made = report_of("aside")
+    assert made.exit_code == 0
+    alternative = 'alt="Near-tie margins, bound 0.3 nats: 2/1/0: 0.125 and 0.25 nats.'
+    assert alternative in made.page.read_text()
 
 
 # The notebook without the command

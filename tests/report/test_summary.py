@@ -33,7 +33,14 @@ def test_it_begins_with_the_verdict(summary, broken):
 
 
 def test_it_has_a_line_for_each_check(summary, broken):
-    assert "| `row-exact` | fail | 32 |" in summary(broken)
+    assert "| `row-exact` | fail | 40 |  |" in summary(broken)
+
+
+def test_it_says_what_a_check_could_not_compare(summary, pristine):
+    judgement = judged(pristine)
+    judgement.lack("token-budget", "cuts without a known limit")
+    why = "5 compared; not compared: 1 cuts without a known limit"
+    assert f"| `token-budget` | pass | 5 | {why} |" in summary(results(judgement, {}))
 
 
 def test_it_shows_the_first_problems(summary, broken):

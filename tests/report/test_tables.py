@@ -5,13 +5,16 @@ from itertools import pairwise
 
 import pytest
 from builders import change_row, generate, judged, params, tie
+from sample_reports import row_set_aside
 
+from restore_parity.checker.checks import judge
 from restore_parity.checker.judgement import MutationResult
 from restore_parity.checker.loading import load_runs
 from restore_parity.params import Params
 from restore_parity.report import provenance, tables
 from restore_parity.report.figures import row_parts, stages
 from restore_parity.report.html_table import Markup, table
+from restore_parity.report.ties import parted_rows
 from restore_parity.report.timeline import timelines
 
 
@@ -128,6 +131,36 @@ def test_the_tokens_of_a_tie_are_text_where_a_tokenizer_is_at_hand(runs):
     assert "or 99 &#x27;&lt;99&gt;&#x27;" in tables.ties(judgement).data
 
 
+@pytest.mark.parametrize(
+    ("place", "part"), [(-4, "tail"), (-13, "prefix")], ids=["behind the seam", "before it"]
+)
+def test_a_cuts_row_is_said_to_part_in_its_prefix_or_its_tail(runs, place, part):
+    tie(runs, 0.0, place)
+    assert [row.parted_in for row in parted_rows(judged(runs, max_set_aside=1.0))] == [part]
+
+
+@pytest.fixture
+def aside(tmp_path):
+    """A judgement that sets a row without a cut aside."""
+    given = row_set_aside(tmp_path / "runs")
+    return judge(load_runs(tmp_path / "runs"), given)
+
+
+def test_a_row_set_aside_without_a_cut_stands_among_the_near_ties(aside):
+    titles, line = cells(tables.ties(aside))
+    found = dict(zip(titles, line, strict=True))
+    assert found["cut or row"] == "2/1/0"
+    assert found["status"] == "set aside"
+    assert found["parted in"] == "restored run"
+    assert found["margin uninterrupted"] == "0.125"
+    assert found["margin in the other run"] == "0.25"
+
+
+def test_a_row_set_aside_that_has_a_problem_is_told_as_broken(aside):
+    aside.failed_keys.add("2/1/0")
+    assert [row.status for row in parted_rows(aside)] == ["broken"]
+
+
 def test_the_cut_that_failed_comes_first(runs):
     change_row(runs, "1/1/1", lambda row: row["token_ids"].__setitem__(-2, 99))
     lines = cells(tables.cuts(judged(runs)))
@@ -137,7 +170,7 @@ def test_the_cut_that_failed_comes_first(runs):
 
 def test_of_a_whole_comparison_only_idle_checks_are_unchecked(pristine):
     found = pairs(tables.unchecked(judged(pristine)))
-    why = "nothing to judge: no row of these runs parts from the baseline"
+    why = "nothing to judge: no row with a cut parts from the baseline"
     assert found == {"before-cut-call": why, "near-tie": why}
 
 
@@ -150,6 +183,23 @@ def test_what_could_not_be_checked_is_told_with_its_reason(pristine):
     assert found["prefix-hash"] == "no record has a hash"
     assert found["policy-logprobs"] == "3 rows trained behind a set-aside one: not compared"
     assert found["mutations"] == "1 without a place in these rows: lost"
+
+
+def test_a_check_that_compared_only_a_part_is_told_with_its_numbers(pristine):
+    judgement = judged(pristine)
+    for _ in range(2):
+        judgement.lack("token-budget", "cuts without a known limit")
+    found = pairs(tables.unchecked(judgement))
+    why = "5 compared; not compared: 2 cuts without a known limit"
+    assert found["token-budget"] == why
+
+
+def test_columns_that_no_check_reads_are_told(runs):
+    for run in ("uninterrupted", "restored"):
+        for key in params().row_keys():
+            change_row(runs, str(key), lambda row: row.update(entropy=0.5), run)
+    found = pairs(tables.unchecked(judged(runs)))
+    assert found["columns of the dumps"] == "no check reads entropy"
 
 
 def test_calls_that_start_again_are_told(tmp_path):

@@ -117,7 +117,7 @@ def call_of_sibling(world: World, subject: Subject) -> Call | None:
     """The longest call captured of the same group."""
     calls = [
         call
-        for call in world.calls.values()
+        for call in world.cuts
         if call.key != subject.key and call.key.group == subject.key.group
     ]
     return max(calls, key=lambda call: len(call.ids), default=None)
@@ -125,7 +125,7 @@ def call_of_sibling(world: World, subject: Subject) -> Call | None:
 
 def call_of_another_group(world: World, subject: Subject) -> Call | None:
     """The longest call captured of another group."""
-    calls = [call for call in world.calls.values() if call.key.group != subject.key.group]
+    calls = [call for call in world.cuts if call.key.group != subject.key.group]
     return max(calls, key=lambda call: len(call.ids), default=None)
 
 
@@ -178,7 +178,7 @@ TIE_LOGPROB = -0.6  # about as sure as one of two tied candidates is
 def with_tie(world: World, key: Key, at: int, margin: float) -> World | None:
     """The two runs part at token `at`, their likeliest two being the two tokens, `margin` apart."""
     baseline, row = world.baseline[key], world.rows[key]
-    shown = baseline.generation_top2 is not None and row.generation_top2 is not None
+    shown = baseline.generation_top_logprobs is not None and row.generation_top_logprobs is not None
     if not shown or at >= baseline.input_length or not row.token_loss_mask[at]:
         return None
     token = baseline.token_ids[at]
@@ -198,7 +198,7 @@ def _choosing(row: Row, at: int, token: int, other: int, margin: float) -> Row:
         at,
         token_ids=token,
         generation_logprobs=TIE_LOGPROB,
-        generation_top2=[(token, TIE_LOGPROB), (other, TIE_LOGPROB - margin)],
+        generation_top_logprobs=[(token, TIE_LOGPROB), (other, TIE_LOGPROB - margin)],
     )
 
 
@@ -234,7 +234,7 @@ def spoilt_tie(spoil: Callable[[int], dict[str, Any]]) -> Change:
 def certain(token: int) -> dict[str, Any]:
     """What a processed log-probability looks like: the chosen token is certain."""
     top_logprobs: TopLogprobs = [(token, 0.0), (other_id(token), float("-inf"))]
-    return {"generation_logprobs": 0.0, "generation_top2": top_logprobs}
+    return {"generation_logprobs": 0.0, "generation_top_logprobs": top_logprobs}
 
 
 def tie_before_the_call(world: World, subject: Subject) -> World | None:
@@ -250,7 +250,7 @@ def tie_before_the_call(world: World, subject: Subject) -> World | None:
 def all_set_aside(world: World, subject: Subject) -> World | None:
     """A true tie in the tail of every cut that has one; the others were never cut."""
     live = {}
-    for call in world.calls.values():
+    for call in world.cuts:
         other = subject_of(call, world.rows[call.key]) if call.ids else None
         tied = tie_in_tail(0.0)(world, other) if other else None
         if tied is not None:
@@ -259,7 +259,8 @@ def all_set_aside(world: World, subject: Subject) -> World | None:
     if not live:
         return None
     records = [record for record in world.records if record.source_call_id in live]
-    return replace(world, calls=live, records=records)
+    kept = {name: call for name, call in world.calls.items() if not call.is_open or name in live}
+    return replace(world, calls=kept, records=records)
 
 
 def tied_and_stopped(world: World, subject: Subject) -> World | None:
@@ -307,12 +308,29 @@ def recomputed(values: list[float]) -> list[float]:
     return [value * (1 + 1e-6) for value in values]
 
 
-def tail_of_another_state(row: Row, subject: Subject) -> Row:
-    """The tail's log-probabilities, each 1 nat lower."""
-    values = row.generation_logprobs
-    tail = [value - 1.0 for value in values[subject.seam : subject.stop]]
-    changed = [*values[: subject.seam], *tail, *values[subject.stop :]]
-    return replace(row, generation_logprobs=changed)
+def tail_logprobs(change: Callable[[list[float]], list[float]]) -> Change:
+    """Change the tail's log-probabilities in the row, by more than the thresholds allow."""
+
+    def apply(world: World, subject: Subject) -> World | None:
+        values = subject.row.generation_logprobs
+        tail = values[subject.seam : subject.stop]
+        changed = change(tail)
+        gaps = [abs(one - other) for one, other in zip(tail, changed, strict=True)]
+        call_tokens = subject.stop - subject.start
+        thresholds = world.thresholds
+        small = max(gaps, default=0.0) <= thresholds.max_logprob_diff
+        if small and sum(gaps) <= thresholds.max_mean_logprob_diff * call_tokens:
+            return None  # so little is noise by these thresholds
+        values = [*values[: subject.seam], *changed, *values[subject.stop :]]
+        row = replace(subject.row, generation_logprobs=values)
+        return with_row(world, subject.key, row)
+
+    return apply
+
+
+def lowered(values: list[float]) -> list[float]:
+    """Each 1 nat lower, as another state would give them."""
+    return [value - 1.0 for value in values]
 
 
 def mask_not_extended(row: Row, subject: Subject) -> Row:
@@ -327,7 +345,7 @@ def on_finished_row(change: Callable[[Row], Row], with_sibling: bool = False) ->
     """Change the first row that was not cut; `with_sibling`: one that shares its group."""
 
     def apply(world: World, subject: Subject) -> World | None:
-        cut = {call.key for call in world.calls.values()}
+        cut = {call.key for call in world.cuts}
         sizes = Counter(key.group for key in world.rows)
         for key, row in world.rows.items():
             if key not in cut and (sizes[key.group] > 1 or not with_sibling):
@@ -350,6 +368,16 @@ def rewards_permuted(world: World, subject: Subject) -> World:
     turned = zip(keys, [rewards[-1], *rewards[:-1]], strict=True)
     rows = {key: replace(world.rows[key], reward=reward) for key, reward in turned}
     return replace(world, rows=world.rows | rows)
+
+
+def mirrored_policy(world: World, subject: Subject) -> World:
+    """The trainer's log-probabilities of every row, as far from the engine's on the other side."""
+    rows = {}
+    for key, row in world.rows.items():
+        columns = zip(row.generation_logprobs, row.prev_logprobs, strict=True)
+        mirrored = [2 * generated - own for generated, own in columns]
+        rows[key] = replace(row, prev_logprobs=mirrored)
+    return replace(world, rows=rows)
 
 
 def other_weights(world: World, subject: Subject) -> World:
@@ -375,6 +403,114 @@ def row_moved(world: World, subject: Subject) -> World:
     """The restored dump holds the cut's row in another step."""
     moved = ((subject.key.train_step + 1000, subject.row),)
     return replace(row_lost(world, subject), extra=moved)
+
+
+def advantages(change: Callable[[float], float], of: Callable[[Key, Key], bool]) -> Change:
+    """Change the advantages of the restored rows that stand in a relation to the cut's row."""
+
+    def apply(world: World, subject: Subject) -> World:
+        rows = dict(world.rows)
+        for key, row in world.rows.items():
+            if of(key, subject.key):
+                rows[key] = replace(row, advantages=[change(value) for value in row.advantages])
+        return replace(world, rows=rows)
+
+    return apply
+
+
+# --- what follows a tie, and what was finished before the kill ------------------------------------
+
+
+def behind_tie(change: Callable[[World, Row, Subject], Row | None]) -> Change:
+    """A true tie in the tail, behind which the row is broken while all records agree."""
+    true_tie = tie_in_tail(0.0)
+
+    def apply(world: World, subject: Subject) -> World | None:
+        tied = true_tie(world, subject)
+        row = change(world, tied.rows[subject.key], subject) if tied else None
+        return with_row(tied, subject.key, row) if tied and row else None
+
+    return apply
+
+
+def glued_on(world: World, row: Row, subject: Subject) -> Row:
+    """Another row's prompt follows the last call, untrained."""
+    grown = with_tokens(row, row.input_length, row, 0, 5)
+    masks = {name: [0.0] * 5 for name in ("token_loss_mask", "advantages")}
+    return replace(grown, **{name: [*getattr(row, name), *zeros] for name, zeros in masks.items()})
+
+
+def _last_call(row: Row, subject: Subject) -> tuple[int, int] | None:
+    """The row's last call, where it is a later one than the cut's."""
+    segments = row.segments()
+    return segments[-1] if len(segments) > subject.call.call_index + 1 else None
+
+
+def later_call_short(world: World, row: Row, subject: Subject) -> Row | None:
+    """A later call lacks its last token."""
+    call = _last_call(row, subject)
+    if call is None or call[1] - call[0] < 2 or row.token_ids[call[1] - 2] in world.stop_ids:
+        return None
+    return without_tokens(row, call[1] - 1, call[1])
+
+
+def later_call_untrained(world: World, row: Row, subject: Subject) -> Row | None:
+    """A later call is trained on its last token alone."""
+    call = _last_call(row, subject)
+    if call is None or call[1] - call[0] < 2:
+        return None
+    start, stop = call
+    values = row.token_loss_mask
+    mask = [*values[:start], *[0.0] * (stop - 1 - start), *values[stop - 1 :]]
+    return replace(row, token_loss_mask=mask)
+
+
+def tool_result_cut_off(world: World, row: Row, subject: Subject) -> Row | None:
+    """The tool result before a later call lacks its end."""
+    call = _last_call(row, subject)
+    return without_tokens(row, call[0] - 1, call[0]) if call else None
+
+
+def finished_call(change: Callable[[Call], Call | None]) -> Change:
+    """The capture of a call that ended before the kill is another than what the row has."""
+
+    def apply(world: World, subject: Subject) -> World | None:
+        for call in world.calls.values():
+            changed = None if call.is_open else change(call)
+            if changed is not None:
+                return replace(world, calls=world.calls | {call.call_id: changed})
+        return None
+
+    return apply
+
+
+def another_token(call: Call) -> Call:
+    """The capture holds another last token."""
+    return replace(call, ids=[*call.ids[:-1], other_id(call.ids[-1])])
+
+
+def other_logprobs(call: Call) -> Call:
+    """The capture holds log-probabilities that differ in the last digits."""
+    return replace(call, logprobs=recomputed(call.logprobs))
+
+
+def another_tool_result(call: Call) -> Call | None:
+    """The capture holds another tool result: the row's tool ran again."""
+    if not call.tool_ids:
+        return None
+    return replace(call, tool_ids=[*call.tool_ids[:-1], other_id(call.tool_ids[-1])])
+
+
+def stale_behind_tie(world: World, subject: Subject) -> World | None:
+    """A true tie in the first step, behind which a later step trains with stale weights."""
+    tied = tie_in_tail(0.0)(world, subject)
+    later = [key for key in world.rows if key.train_step > subject.key.train_step]
+    if tied is None or not later:
+        return None
+    rows = dict(tied.rows)
+    for key in later:
+        rows[key] = replace(rows[key], prev_logprobs=lowered(rows[key].prev_logprobs))
+    return replace(tied, rows=rows)
 
 
 # --- records --------------------------------------------------------------------------------------
@@ -447,6 +583,59 @@ def past_stop(world: World, subject: Subject) -> World | None:
     return with_captured_row(world, subject, row)
 
 
+def tied_past_stop(world: World, subject: Subject) -> World | None:
+    """The killed run took a stop token at a true tie, and the restored run generates on."""
+    last = subject.seam - 1
+    token = subject.row.token_ids[last]
+    if not world.stop_ids or not subject.tail_tokens or token in world.stop_ids:
+        return None
+    stop_id = min(world.stop_ids)
+    baseline, row = world.baseline[subject.key], subject.row
+    if baseline.generation_top_logprobs is None or row.generation_top_logprobs is None:
+        return None
+    baseline = _choosing(baseline, last, token, stop_id, 0.0)
+    row = _choosing(row, last, stop_id, token, 0.0)
+    world = replace(world, baseline=world.baseline | {subject.key: baseline})
+    nth = subject.prefix_tokens - 1
+    call = subject.call
+    captured = {
+        "logprobs": [*call.logprobs[:nth], TIE_LOGPROB],
+        "top_logprobs": [*call.top_logprobs[:nth], [(stop_id, TIE_LOGPROB), (token, TIE_LOGPROB)]],
+    }
+    ids = row.token_ids[subject.start : subject.seam]
+    world = with_call(with_row(world, subject.key, row), subject, ids=ids, **captured)
+    return with_restored(world, subject, prefix_ids_sha256=ids_sha256(ids))
+
+
+def completed_without_tail(world: World, subject: Subject) -> World | None:
+    """A call that was already terminal is said to have been completed, without a token."""
+
+    def change(record: RestoreRecord) -> RestoreRecord:
+        if not isinstance(record, AlreadyTerminal):
+            return record
+        return Completed(
+            call_id=record.call_id,
+            source_call_id=record.source_call_id,
+            prefix_tokens=record.prefix_tokens,
+            group_id=record.group_id,
+            generation_index=record.generation_index,
+            call_index=record.call_index,
+            tail_tokens=0,
+        )
+
+    return replace(world, records=[change(record) for record in world.records])
+
+
+def tied_and_masked(world: World, subject: Subject) -> World | None:
+    """A true tie in the tail of a row that the restored run does not train on."""
+    tied = tie_in_tail(0.0)(world, subject)
+    if tied is None:
+        return None
+    row = tied.rows[subject.key]
+    row = replace(row, sample_loss_mask=1 - row.sample_loss_mask)
+    return with_row(tied, subject.key, row)
+
+
 def past_stop_in_both(world: World, subject: Subject) -> World | None:
     """Both runs generate on behind the same stop token, as an engine does that does not know it."""
     broken = past_stop(world, subject)
@@ -476,9 +665,9 @@ def nothing_captured(world: World, subject: Subject) -> World | None:
     completed = [record for record in world.records if isinstance(record, Completed)]
     if not any(record.prefix_tokens and record.tail_tokens for record in completed):
         return None
-    calls, records = {}, list[RestoreRecord]()
-    for call in world.calls.values():
-        calls[call.call_id] = replace(call, ids=[], logprobs=[], top2=[])
+    calls, records = dict(world.calls), list[RestoreRecord]()
+    for call in world.cuts:
+        calls[call.call_id] = replace(call, ids=[], logprobs=[], top_logprobs=[])
         start, stop = world.rows[call.key].segments()[call.call_index]
         begun = Restored(
             call_id=f"new {call.call_id}",
@@ -501,6 +690,11 @@ def nothing_captured(world: World, subject: Subject) -> World | None:
         )
         records += [begun, ended]
     return replace(world, calls=calls, records=records)
+
+
+def dump_of_the_other_run(world: World, subject: Subject) -> World:
+    """The uninterrupted run's dump is a copy of the restored one's."""
+    return replace(world, baseline=world.rows)
 
 
 def all_rows(**fields: Any) -> Change:

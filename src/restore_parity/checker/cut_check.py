@@ -14,10 +14,10 @@ from ..records import (
     RestoreRecord,
     Row,
 )
-from ..tokens import first_difference, ids_sha256, window
+from ..tokens import ids_sha256, window
 from .cuts import Cut
 from .judgement import Judgement
-from .near_tie import tie_margins, trainer_margin
+from .parting import KeyRows, Parting
 
 
 class RestoredCall(Struct, frozen=True, kw_only=True):
@@ -59,21 +59,16 @@ def check_cut(
     judgement: Judgement,
     cut: Cut,
     records: list[RestoreRecord],
-    baseline: Row | None,
-    restored: Row | None,
+    rows: KeyRows,
+    parting: Parting | None,
 ) -> CutResult:
-    """Check one cut by its restore records and its rows; None: missing, doubled or unsound."""
+    """Check one cut by its restore records and the rows of its key."""
+    restored = rows.restored
     begun, ended = check_records(judgement, cut, records)
     if begun is None or ended is None or restored is None:
-        return CutResult(
-            key=cut.name,
-            prefix_tokens=begun.prefix_tokens if begun else 0,
-            tail_tokens=0,
-            status="broken",
-            limit_tokens=cut.limit_tokens,
-        )
+        return broken_cut(cut, begun.prefix_tokens if begun else 0)
     call = restored_call(cut, begun, ended, restored)
-    check_place(judgement, call, baseline)
+    check_place(judgement, call, rows.baseline)
     check_prefix(judgement, call)
     check_end(judgement, call)
     result = CutResult(
@@ -86,11 +81,22 @@ def check_cut(
         segments=call.segments,
         call_index=call.call_index,
     )
-    if baseline:
-        result = check_divergence(judgement, result, call, baseline)
-    if baseline is None or cut.name in judgement.failed_keys:
+    if rows.baseline and parting:
+        result = check_divergence(judgement, result, call, rows.baseline, parting)
+    if rows.baseline is None or cut.name in judgement.failed_keys:
         result = replace(result, status="broken")
     return result
+
+
+def broken_cut(cut: Cut, prefix_tokens: int) -> CutResult:
+    """What is known of a cut that has no place to be checked at."""
+    return CutResult(
+        key=cut.name,
+        prefix_tokens=prefix_tokens,
+        tail_tokens=0,
+        status="broken",
+        limit_tokens=cut.limit_tokens,
+    )
 
 
 def check_records(
@@ -136,7 +142,7 @@ def check_place(judgement: Judgement, call: RestoredCall, baseline: Row | None) 
         "prefix_tokens": call.prefix_tokens,
         "group_id": cut.group_id,
         "call_index": call.call_index,
-        "generation_index": cut.key.generation_index,
+        "generation_index": cut.generation_index,
     }
     for record in (call.begun, call.ended):
         actual = {name: getattr(record, name) for name in expected}
@@ -161,7 +167,11 @@ def check_prefix(judgement: Judgement, call: RestoredCall) -> None:
     if captured or digest is not None:
         actual = ids_sha256(call.prefix_ids)
         expect("prefix-hash", actual == digest, digest, actual)
-    if captured:
+    else:
+        judgement.lack("prefix-hash", "cuts without a hash in their record")
+    if captured is None:
+        check_selected(judgement, call)
+    else:
         size = min(len(captured.ids), call.prefix_tokens)  # prefix-captured tells unequal lengths
         logprobs = call.row.generation_logprobs[call.start : call.start + size]
         ids = captured.prompt_ids + captured.ids
@@ -169,61 +179,92 @@ def check_prefix(judgement: Judgement, call: RestoredCall) -> None:
         same("prefix-logprobs", captured.logprobs[:size], logprobs)
 
 
+def check_selected(judgement: Judgement, call: RestoredCall) -> None:
+    """The restored prefix has the length and the digest that the selection says were captured."""
+    expect = partial(judgement.expect, "prefix-captured", where=call.where, key=call.cut.name)
+    tokens, digest = call.cut.prefix_tokens, call.cut.prefix_digest
+    if tokens is None:
+        judgement.lack("prefix-captured", "cuts of which no capture is known")
+    else:
+        restored = f"{call.prefix_tokens} restored"
+        expect(call.prefix_tokens == tokens, f"{tokens} tokens, as captured", restored)
+    if digest is not None and call.begun.prefix_digest is not None:
+        expect(call.begun.prefix_digest == digest, digest, call.begun.prefix_digest)
+
+
 def check_end(judgement: Judgement, call: RestoredCall) -> None:
     """The call keeps to its budget, goes on to its end, and not past it."""
     expect = partial(judgement.expect, where=call.where, key=call.cut.name)
-    limit, prefix_tokens, size = call.cut.limit_tokens, call.prefix_tokens, len(call.ids)
-    if limit is not None:
-        left = limit - prefix_tokens
+    limit, size = call.cut.limit_tokens, len(call.ids)
+    if limit is None:
+        judgement.lack("token-budget", "cuts without a known limit")
+    else:
+        left = limit - call.prefix_tokens
         asked = call.begun.max_tokens if call.cut.captured else left
         in_budget = asked == left and call.tail_tokens <= left
         got = f"{asked} asked for, {call.tail_tokens} generated"
         expect("token-budget", in_budget, f"{left} of {limit} tokens left", got)
-    inside = judgement.stop_ids.intersection(call.ids[:-1])
-    expect("already-terminal", not inside, "nothing behind a stop token", f"{inside} inside")
+    if judgement.stop_ids:
+        inside = judgement.stop_ids.intersection(call.ids[:-1])
+        expect("already-terminal", not inside, "nothing behind a stop token", f"{inside} inside")
     if isinstance(call.ended, AlreadyTerminal):
-        stopped = judgement.ends_by_stop(call.prefix_ids)
-        was_terminal = stopped or limit is None or prefix_tokens == limit
-        no_tail = size == prefix_tokens
-        expected = "limit used up or stop token captured, no tail"
-        got = f"prefix {prefix_tokens} of {limit}, stop token: {stopped}, call of {size}"
-        expect("already-terminal", was_terminal and no_tail, expected, got)
-    elif call.cut.captured:
+        check_terminal(judgement, call)
+        return
+    expect("tail-generated", call.tail_tokens > 0, "a tail", "a completed call without one")
+    if limit is None or not judgement.stop_ids:
+        judgement.lack(
+            "tail-generated", "tails whose end cannot be judged: no limit or stop token known"
+        )
+    else:
         at_end = size == limit or judgement.ends_by_stop(call.ids)
         expect("tail-generated", at_end, f"a stop token last, or {limit} tokens", size)
 
 
-def check_divergence(
-    judgement: Judgement, result: CutResult, call: RestoredCall, baseline: Row
-) -> CutResult:
-    """A restored row parts from the baseline not at all, or at a near-tie behind its call's start.
+def check_terminal(judgement: Judgement, call: RestoredCall) -> None:
+    """A call that is said to have been terminal was, and has no tail."""
+    expect = partial(judgement.expect, "already-terminal", where=call.where, key=call.cut.name)
+    limit, size, prefix_tokens = call.cut.limit_tokens, len(call.ids), call.prefix_tokens
+    expect(size == prefix_tokens, "no tail", f"prefix {prefix_tokens}, call of {size}")
+    stopped = judgement.ends_by_stop(call.prefix_ids)
+    if stopped or (limit is not None and judgement.stop_ids) or prefix_tokens == limit:
+        expected = "limit used up or stop token captured"
+        got = f"prefix {prefix_tokens} of {limit}, stop token: {stopped}"
+        expect(stopped or prefix_tokens == limit, expected, got)
+    else:
+        judgement.lack(
+            "already-terminal", "calls said to be terminal without a known limit and stop token"
+        )
 
-    Returns the result with what it found at the first difference.
+
+def check_divergence(
+    judgement: Judgement,
+    result: CutResult,
+    call: RestoredCall,
+    baseline: Row,
+    parting: Parting,
+) -> CutResult:
+    """A restored row parts from the baseline at a near-tie, behind its restored call's start.
+
+    Before it only where the killed run parted already. Returns the result with what was found.
     """
-    restored = call.row
-    at = first_difference(baseline.token_ids, restored.token_ids)
-    if at is None:
-        return result
+    at, tie = parting.at, parting.tie
     expect = partial(judgement.expect, where=f"token {at}", key=result.key)
     expected = window(baseline.token_ids, at, judgement.decode)
-    got = window(restored.token_ids, at, judgement.decode)
-    same_masks = (
-        baseline.sample_loss_mask == restored.sample_loss_mask
-        and baseline.token_loss_mask[:at] == restored.token_loss_mask[:at]
-    )
+    got = window(call.row.token_ids, at, judgement.decode)
     equal_before = f"tokens equal before {call.start}, masks up to {at}: {expected}"
-    expect("before-cut-call", at >= call.start and same_masks, equal_before, got)
+    in_place = at >= call.start or parting.captured
+    expect("before-cut-call", in_place and parting.same_masks, equal_before, got)
     bound = judgement.params.near_tie_margin
-    margins = tie_margins(baseline, restored, at, bound)
-    near = margins is not None and max(margins) <= bound
-    shown = "margins {:.4g} and {:.4g} nats".format(*margins) if margins else "no evidence of one"
     near_expected = f"{expected}, or a near-tie within {bound} nats"
-    expect("near-tie", near, near_expected, f"{got}, {shown}")
-    result = replace(result, status="set_aside", first_difference=at)
-    if margins:
-        result = replace(result, margin_uninterrupted=margins[0], margin_restored=margins[1])
-    if at < min(baseline.input_length, restored.input_length):
-        tokens = baseline.token_ids[at], restored.token_ids[at]
-        witness = trainer_margin(baseline, at, *tokens)
-        result = replace(result, tokens=tokens, margin_trainer=witness)
+    expect("near-tie", tie.is_near(bound), near_expected, f"{got}, {tie}")
+    result = replace(
+        result,
+        status="set_aside",
+        first_difference=at,
+        tokens=parting.tokens,
+        margin_trainer=parting.witness,
+    )
+    if tie.margins:
+        one, other = tie.margins
+        result = replace(result, margin_uninterrupted=one, margin_restored=other)
     return result

@@ -52,16 +52,18 @@ def _parse(name: str) -> tuple[Key, int | None]:
 
 def _calls(runs: Runs, key: Key, call_index: int | None) -> list[Call]:
     """The killed run's calls of a row, or the one of that index."""
-    if runs.killed is None:
+    journal = runs.killed.journal if runs.killed else None
+    if journal is None:
         return []
-    calls = [call for call in runs.killed.journal.calls.values() if call.key == key]
+    calls = [call for call in journal.calls.values() if call.key == key]
     if call_index is None:
         return calls
     return [call for call in calls if call.call_index == call_index]
 
 
 def _known(runs: Runs) -> str:
-    calls = runs.killed.journal.open_calls() if runs.killed else []
+    journal = runs.killed.journal if runs.killed else None
+    calls = journal.open_calls() if journal else []
     return ", ".join(call.name for call in calls) or "none"
 
 
@@ -123,7 +125,7 @@ def _id_at(row: Row, at: int) -> int | None:
 def _token(row: Row, at: int) -> str:
     if at >= row.input_length:
         return "end"
-    top_logprobs = row.generation_top2[at] if row.generation_top2 else None
+    top_logprobs = row.generation_top_logprobs[at] if row.generation_top_logprobs else None
     candidates = [f"{token}:{logprob:.4f}" for token, logprob in likely(top_logprobs).items()]
     return f"{row.token_ids[at]} {row.generation_logprobs[at]:.4f} [{' '.join(candidates)}]"
 

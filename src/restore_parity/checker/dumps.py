@@ -2,6 +2,8 @@
 
 import io
 import json
+from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
@@ -9,11 +11,13 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
+from ..errors import IncompleteError
 from ..journal import Journal, Line, lines
 from ..params import Params
-from ..records import Key, RestoreRecord, Row
+from ..records import Key, RestoreRecord, Row, TopLogprobs
 from ..runs import BROKEN, RunInfo
 from .problems import Problem
 from .progress import progress
@@ -24,9 +28,10 @@ COLUMNS = (
     "advantages",
     "generation_logprobs",
     "prev_logprobs",
-    "generation_top2",  # this one and the next a row may lack
-    "prev_top2",
+    "generation_top_logprobs",  # this one and the next a row may lack
+    "prev_top_logprobs",
 )
+UNCOMPARED = {"sample_id"}  # physical, and different in every run
 
 
 class Chunk(Struct):
@@ -42,6 +47,13 @@ class RowIdentity(Struct):
     group_id: str
     prompt_idx: int
     generation_index: int
+
+
+class SavedRow(Row, frozen=True, kw_only=True):
+    """A row as a dump may hold it: with columns under their old names."""
+
+    generation_top2: list[TopLogprobs | None] | None = None
+    prev_top2: list[TopLogprobs | None] | None = None
 
 
 class RowRef(Struct, frozen=True, kw_only=True):
@@ -82,6 +94,7 @@ class Run:
         self.rows: dict[Key, list[RowRef]] = {}
         self.problems: list[Problem] = []
         self.lines = 0
+        self.columns: Counter[str] = Counter()  # in how many rows each stands
         self.restores: list[RestoreRecord] = []
         # the rows of one line are asked for one after another
         self._chunk = lru_cache(maxsize=1)(self._read_chunk)
@@ -98,7 +111,7 @@ class Run:
         refs = self.rows.get(key, [])
         if len(refs) != 1 or not refs[0].sound:
             return None
-        return _decode_row(self._chunk(refs[0].offset).rows[refs[0].nth])
+        return decode_row(self._chunk(refs[0].offset).rows[refs[0].nth])
 
     def damaged(self, file: Path | str, *, key: object, where: str, fault: Fault) -> None:
         """Note damage of a line of a file."""
@@ -120,13 +133,22 @@ class Run:
 
 
 class KilledRun(Struct, kw_only=True):
-    """The run that was killed: it trained on nothing, and its journal says what it captured."""
+    """The run that was killed: it trained on nothing, and its journal says what it captured.
+
+    What is missing or broken is None, and told in `problems`.
+    """
 
     folder: Path
-    info: RunInfo
-    params: Params
-    journal: Journal
+    info: RunInfo | None = None
+    journal: Journal | None = None
     name: str = "killed"
+    problems: list[Problem] = field(default_factory=list)
+
+    def whole(self) -> tuple[RunInfo, Journal]:
+        """Its run.json and its journal. Raises IncompleteError where one is missing or broken."""
+        if self.info is None or self.journal is None:
+            raise IncompleteError("\n".join(map(str, self.problems)))
+        return self.info, self.journal
 
 
 class Runs(Struct, kw_only=True):
@@ -166,15 +188,30 @@ def run_of(name: str, rows: Iterable[tuple[int, Row]]) -> Run:
 def decode_chunk(line: bytes) -> Chunk:
     """One line of a dump. Raises one of BROKEN."""
     try:
-        return _decode_chunk(line)
+        return _decode_chunk(line.removeprefix(BOM_UTF8))
     except msgspec.DecodeError:
         # NeMo RL writes bare NaN and Infinity: null here, which no column of numbers takes
         values = json.loads(line, parse_constant=lambda name: None)
         return _decode_chunk(json.dumps(values).encode())
 
 
+def decode_row(raw: msgspec.Raw) -> Row:
+    """One row of a chunk, its columns under their present names. Raises MsgspecError."""
+    row = _decode_row(raw)
+    if row.generation_top2 is None and row.prev_top2 is None:
+        return row
+    return replace(
+        row,
+        generation_top_logprobs=row.generation_top_logprobs or row.generation_top2,
+        prev_top_logprobs=row.prev_top_logprobs or row.prev_top2,
+        generation_top2=None,
+        prev_top2=None,
+    )
+
+
 _decode_chunk = msgspec.json.Decoder(Chunk).decode
-_decode_row = msgspec.json.Decoder(Row).decode
+_decode_row = msgspec.json.Decoder(SavedRow).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_identity = msgspec.json.Decoder(RowIdentity).decode
 
 
@@ -183,7 +220,7 @@ def index_dump(run: Run, file: str) -> None:
     with run.open() as stream:
         for line in progress(lines(stream), f"{run.name}: index", "line"):
             run.lines += 1
-            if line.content.strip():
+            if line.record:
                 _index_line(run, file, line)
 
 
@@ -205,13 +242,15 @@ def _index_row(
 ) -> None:
     identity: Row | RowIdentity | None = None
     try:
-        identity = row = _decode_row(raw)
+        identity = row = decode_row(raw)
         faults = _faults(row)
     except msgspec.MsgspecError as error:
         wanted = "every field of a row, each of its type, its numbers finite"
         faults = [Fault("", wanted, str(error).replace("null`", "null`, NaN or Infinity"))]
         with suppress(msgspec.MsgspecError):  # most often enough stands to say whose row it is
             identity = _decode_identity(raw)
+    with suppress(msgspec.MsgspecError):
+        run.columns.update(_decode_fields(raw).keys())
     key = Key(train_step, identity.prompt_idx, identity.generation_index) if identity else ""
     for fault in faults:
         run.damaged(_file_of(run), key=key, where=place, fault=fault)

@@ -9,6 +9,7 @@ from ..journal import Journal, lines
 from ..records import AlreadyTerminal, Completed, Restored
 from ..runs import BROKEN, incomplete_if_broken, partial_of, read_info, read_params_of
 from .dumps import Fault, KilledRun, Run, Runs, index_dump
+from .problems import Problem
 
 _decode_record = msgspec.json.Decoder(Restored | Completed | AlreadyTerminal).decode
 
@@ -42,24 +43,44 @@ def load_run(path: Path, name: str | None = None) -> Run:
 
 
 def load_killed(folder: Path) -> KilledRun:
-    """The killed run: its journal and how it ended. Raises IncompleteError where one is missing."""
-    info = read_info(folder)
-    params = read_params_of(info, folder)
+    """The killed run: its journal and how it ended; missing or broken files are problems of it."""
+    run = KilledRun(folder=folder)
+    try:
+        run.info = read_info(folder)
+    except IncompleteError as error:
+        run.problems.append(_unreadable("same-setup", folder / "run.json", error))
     file = folder / "journal.jsonl"
-    if not file.exists():
-        raise IncompleteError(f"{file} is missing")
-    with incomplete_if_broken(file):
-        journal = Journal(file).poll()
-    return KilledRun(folder=folder, info=info, params=params, journal=journal)
+    try:
+        if not file.exists():
+            raise IncompleteError(f"{file} is missing")
+        with incomplete_if_broken(file):
+            run.journal = Journal(file).poll()
+    except IncompleteError as error:
+        run.problems.append(_unreadable("kill-happened", file, error))
+    return run
+
+
+def _unreadable(check: str, file: Path, error: IncompleteError) -> Problem:
+    return Problem(
+        check=check,
+        key="",
+        where=str(file),
+        expected="a whole file",
+        got=str(error),
+        next=f"look at {file}",
+    )
 
 
 def _load_info(run: Run, folder: Path) -> None:
     if not (folder / "run.json").exists():
         return
     run.folder = folder
-    run.info = read_info(folder)
-    run.params = read_params_of(run.info, folder)
-    run.planned = set(run.params.row_keys())
+    try:
+        run.info = read_info(folder)
+        run.params = read_params_of(run.info, folder)
+        run.planned = set(run.params.row_keys())
+    except IncompleteError as error:
+        run.problems.append(_unreadable("same-setup", folder / "run.json", error))
 
 
 def _load_restores(run: Run, file: Path) -> None:
@@ -67,10 +88,10 @@ def _load_restores(run: Run, file: Path) -> None:
         return
     with incomplete_if_broken(file), file.open("rb") as stream:
         for line in lines(stream):
-            if not line.content.strip():
+            if not line.record:
                 continue
             try:
-                run.restores.append(_decode_record(line.content))
+                run.restores.append(_decode_record(line.record))
             except BROKEN as error:
                 fault = Fault("", "a restore record", error)
                 run.damaged(file, key="", where=f"{file.name}, line {line.number}", fault=fault)

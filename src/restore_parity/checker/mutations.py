@@ -111,6 +111,9 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation("past-a-captured-stop-token", "already-terminal", broken.past_stop),
     Mutation("past-a-stop-token-in-both", "already-terminal", broken.past_stop_in_both),
+    Mutation("past-a-stop-token-at-a-tie", "already-terminal", broken.tied_past_stop),
+    Mutation("completed-without-a-tail", "tail-generated", broken.completed_without_tail),
+    Mutation("tied-and-not-trained-on", "before-cut-call", broken.tied_and_masked),
     Mutation("said-to-be-terminal", "already-terminal", broken.said_to_be_terminal),
     Mutation(
         "reward-changed",
@@ -144,7 +147,7 @@ MUTATIONS: list[Mutation] = [
         "group-changed",
         "group-membership",
         broken.on_finished_row(
-            lambda row: replace(row, group_id=f"not {row.group_id}"), with_sibling=True
+            lambda row: replace(row, group_id=f"{row.group_id}-another"), with_sibling=True
         ),
     ),
     Mutation("row-lost", "row-membership", broken.row_lost),
@@ -163,10 +166,41 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     Mutation(
-        "tail-logprobs-of-another-state",
-        "tail-logprobs",
-        broken.on_row(broken.tail_of_another_state),
+        "tail-logprobs-of-another-state", "tail-logprobs", broken.tail_logprobs(broken.lowered)
     ),
+    Mutation("tail-logprobs-zeroed", "tail-logprobs", broken.tail_logprobs(broken.zeroed)),
+    Mutation("tail-logprobs-shifted", "tail-logprobs", broken.tail_logprobs(broken.shifted)),
+    Mutation(
+        "advantages-negated",
+        "row-exact",
+        broken.advantages(lambda value: -value, lambda key, cut: key == cut),
+    ),
+    Mutation(
+        "advantages-of-a-step-scaled",
+        "row-exact",
+        broken.advantages(
+            lambda value: 2 * value, lambda key, cut: key.train_step == cut.train_step
+        ),
+    ),
+    Mutation("row-goes-on-behind-its-tie", "row-shape", broken.behind_tie(broken.glued_on)),
+    Mutation("later-call-short", "row-shape", broken.behind_tie(broken.later_call_short)),
+    Mutation("later-call-untrained", "row-shape", broken.behind_tie(broken.later_call_untrained)),
+    Mutation("tool-result-cut-off", "row-shape", broken.behind_tie(broken.tool_result_cut_off)),
+    Mutation(
+        "finished-call-generated-again",
+        "finished-captured",
+        broken.finished_call(broken.another_token),
+    ),
+    Mutation(
+        "finished-logprobs-recomputed",
+        "finished-captured",
+        broken.finished_call(broken.other_logprobs),
+    ),
+    Mutation(
+        "tool-run-twice", "finished-captured", broken.finished_call(broken.another_tool_result)
+    ),
+    Mutation("stale-weights-behind-a-tie", "engine-trainer-gap", broken.stale_behind_tie),
+    Mutation("dump-of-the-other-run", "same-setup", broken.dump_of_the_other_run),
     Mutation(
         "logprob-nan",
         "dump-complete",
@@ -193,6 +227,7 @@ MUTATIONS: list[Mutation] = [
             lambda row, subject: replace(row, token_loss_mask=broken.zeroed(row.token_loss_mask))
         ),
     ),
+    Mutation("policy-mirrored", "policy-logprobs", broken.mirrored_policy),
     Mutation("other-weights-in-the-trainer", "policy-logprobs", broken.other_weights),
     Mutation("tie-claimed-at-1-nat", "near-tie", broken.tie_in_tail(1.0)),
     Mutation("tie-claimed-at-2.5-nats", "near-tie", broken.tie_in_tail(2.5)),
@@ -200,7 +235,7 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "tie-without-evidence",
         "near-tie",
-        broken.spoilt_tie(lambda token: {"generation_top2": None}),
+        broken.spoilt_tie(lambda token: {"generation_top_logprobs": None}),
     ),
     Mutation("tie-with-processed-logprobs", "near-tie", broken.spoilt_tie(broken.certain)),
     Mutation(

@@ -8,7 +8,7 @@ from .dumps import Run, Runs
 from .judgement import CHECKS, Judgement, MutationResult
 from .mutations import MUTATIONS, Mutation
 from .progress import progress
-from .worlds import Subject, World, judge_world, subjects, world_of
+from .worlds import Subject, World, journal_of, judge_world, subjects, world_of
 
 MANY_TOKENS = 20_000
 
@@ -19,12 +19,12 @@ def prove(judgement: Judgement, runs: Runs, params: Params) -> None:
     So are rows that pass and have no place for any mutation. Where the dumps are large, some groups
     of one step stand for all, those with most cuts first.
     """
-    assert runs.killed
+    journal = journal_of(runs)
     keys = sorted(runs.uninterrupted.rows.keys() & runs.restored.rows.keys())
     if judgement.counts["tokens"] > MANY_TOKENS:
-        cuts = Counter(call.key.group for call in runs.killed.journal.open_calls() if call.ids)
+        cuts = Counter(call.key.group for call in journal.open_calls() if call.ids)
         keys = _some_groups(keys, cuts, runs.uninterrupted)
-    judgement.mutations = apply_mutations(world_of(runs, keys), params)
+    judgement.mutations = apply_mutations(world_of(runs, params, keys))
     tried = [result for result in judgement.mutations if result.caught_by is not None]
     if judgement.verdict == "PASS" and not tried:
         judgement.expect(
@@ -45,16 +45,16 @@ def prove(judgement: Judgement, runs: Runs, params: Params) -> None:
         )
 
 
-def apply_mutations(world: World, params: Params) -> list[MutationResult]:
+def apply_mutations(world: World) -> list[MutationResult]:
     """Every mutation on its own, judged against what the unbroken world already reports."""
-    before = _reports(world, params)
+    before = _reports(world)
     candidates = subjects(world)
     results = []
     for mutation in progress(MUTATIONS, "mutations", "mutation"):
         broken = _break(world, candidates, mutation)
         caught_by = None
         if broken:
-            new = {check for check, *_ in _reports(broken, params) - before}
+            new = {check for check, *_ in _reports(broken) - before}
             caught_by = [check for check in CHECKS if check in new]
         result = MutationResult(id=mutation.id, check=mutation.check, caught_by=caught_by)
         results.append(result)
@@ -70,9 +70,9 @@ def _break(world: World, candidates: list[Subject], mutation: Mutation) -> World
     return None
 
 
-def _reports(world: World, params: Params) -> Counter[tuple[str, str, str, str]]:
+def _reports(world: World) -> Counter[tuple[str, str, str, str]]:
     """The problems of a world, counted: a change behind a known one is told by what it got."""
-    problems = judge_world(world, params).problems
+    problems = judge_world(world).problems
     return Counter((one.check, one.key, one.where, one.got) for one in problems)
 
 

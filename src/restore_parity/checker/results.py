@@ -13,7 +13,7 @@ from ..params import Params
 from ..records import CutResult
 from ..runs import RunInfo
 from .dumps import Run, Runs
-from .judgement import CHECKS, Judgement, MutationResult, Status, Verdict
+from .judgement import CHECKS, Judgement, MutationResult, RowResult, Status, Verdict
 from .problems import Problem, render
 
 LIBRARIES = ("restore-parity", "torch", "transformers", "papermill", "nbconvert")
@@ -37,6 +37,8 @@ class Results(Struct, kw_only=True):
     problems: list[Problem] = field(default_factory=list)
     checks: list[CheckResult]
     cuts: list[CutResult] = field(default_factory=list)
+    rows: list[RowResult] = field(default_factory=list)  # set aside without a cut
+    unread_columns: list[str] = field(default_factory=list)
     mutations: list[MutationResult] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)  # difference by check, in nats
@@ -55,33 +57,40 @@ def require(judgement: Judgement, check: str) -> None:
     if problems := judgement.of(check):
         title = f"{check}: {len(problems)} of {compared} comparisons failed"
         raise ParityError(f"{title}\n\n{render(problems)}")
-    if reason := judgement.not_run.get(check):
+    reason = judgement.why(check)
+    if judgement.status(check) == "not_run":
         print(f"{check}: not run, {reason}")
-    elif not compared:
+        return
+    if not compared:
         print(f"{check}: nothing to judge in these runs")
-    elif check in judgement.largest:
-        largest = f"largest difference {judgement.largest[check]:.4g} nats"
-        print(f"{check}: holds, {compared} compared, {largest}")
-    else:
-        print(f"{check}: holds, {compared} compared")
+        return
+    line = f"{check}: holds, {reason or f'{compared} compared'}"
+    if check in judgement.largest:
+        line += f", largest difference {judgement.largest[check]:.4g} nats"
+    print(line)
 
 
 def verdict_line(judgement: Judgement) -> str:
     """The verdict in words with the counts that carry it."""
     counts = judgement.counts
+    not_run = sum(judgement.status(check) == "not_run" for check in CHECKS)
     tokens = f"{counts['tokens']} tokens, {counts['generated_tokens']} generated"
     parts = [
         f"{counts['rows']} rows ({tokens})",
         f"{len(judgement.cuts)} cuts",
         f"{judgement.set_aside} set aside",
-        f"{len(CHECKS) - len(judgement.not_run)} checks run",
+        f"{len(CHECKS) - not_run} checks run",
     ]
     tried = [result for result in judgement.mutations if result.caught_by is not None]
     if judgement.mutations:
         caught = sum(result.caught for result in tried)
         parts.append(f"{caught} of {len(tried)} mutations caught")
-    if judgement.not_run:
-        parts.append(f"{len(judgement.not_run)} not run")
+    if not_run:
+        parts.append(f"{not_run} not run")
+    if count := len(judgement.rows):
+        parts.append(f"{count} more rows set aside without a cut")
+    if count := counts["rows_after_set_aside"]:
+        parts.append(f"{count} rows behind a set-aside one not compared by policy-logprobs")
     if count := len(judgement.problems):
         parts.append("1 problem" if count == 1 else f"{count} problems")
     return f"{judgement.verdict}: {', '.join(parts)}"
@@ -94,7 +103,7 @@ def results(judgement: Judgement, provenance: dict[str, Any]) -> Results:
             id=check,
             status=judgement.status(check),
             seen=judgement.seen[check],
-            why=judgement.not_run.get(check),
+            why=judgement.why(check),
         )
         for check in CHECKS
     ]
@@ -105,6 +114,8 @@ def results(judgement: Judgement, provenance: dict[str, Any]) -> Results:
         problems=judgement.problems,
         checks=checks,
         cuts=judgement.cuts,
+        rows=judgement.rows,
+        unread_columns=sorted(judgement.unread),
         mutations=judgement.mutations,
         counts=dict(judgement.counts) | counts,
         largest=judgement.largest,
@@ -129,8 +140,9 @@ def provenance(params: Params, runs: Runs) -> dict[str, Any]:
     found = provenance_of_infos(params, infos)
     for run in runs.trained:
         found.setdefault(run.name, {})["dump_sha256"] = _dump_sha256(run)
-    if runs.killed and runs.killed.journal.torn:
-        found["killed"]["torn"] = runs.killed.journal.torn
+    journal = runs.killed.journal if runs.killed else None
+    if journal and journal.torn:
+        found.setdefault("killed", {})["torn"] = journal.torn
     return found
 
 

@@ -3,15 +3,19 @@
 import signal
 from collections import defaultdict
 
-from ..records import Key
+from ..params import workload_sha256
+from ..records import Key, Row
 from ..runs import Exit, RunInfo
 from .dumps import KilledRun, Run, Runs
 from .judgement import Judgement
+
+MOST_PROBLEMS = 1000  # of one kind; what there are more of is counted
 
 
 def check_setup(judgement: Judgement, runs: Runs) -> None:
     """The experiment took place, and all runs had one setup."""
     if runs.killed:
+        judgement.add(*runs.killed.problems)
         check_kill(judgement, runs.killed)
     infos = {run.name: run.info for run in runs.every}
     known = [info for info in infos.values() if info]
@@ -24,13 +28,50 @@ def check_setup(judgement: Judgement, runs: Runs) -> None:
         there = judgement.expect("same-setup", bool(info), expected, "no such file", where=file)
         if there and info:
             _compare_setup(judgement, file, name, known[0], info)
+            _check_hash(judgement, file, info)
+    check_owners(judgement, runs)
     ids = sorted(info.run_id for info in known)
     different = len(set(ids)) == len(ids)
     judgement.expect("same-setup", different, "different runs", ids, where="run.json, run_id")
 
 
+def _check_hash(judgement: Judgement, file: str, info: RunInfo) -> None:
+    """The parameters in a run.json are those its hash is of."""
+    actual = workload_sha256(info.params)
+    holds = actual == info.params_sha256
+    where = f"{file}, params_sha256"
+    judgement.expect("same-setup", holds, actual, info.params_sha256, where=where)
+
+
+def check_owners(judgement: Judgement, runs: Runs) -> None:
+    """Each dump is its own run's: the group ids of its rows begin with the id of the run.
+
+    A restored run goes on with the groups of the killed one.
+    """
+    ids = {run.name: run.info.run_id for run in runs.every if run.info}
+    for run in runs.trained:
+        owners = [ids[name] for name in (run.name, "killed") if name in ids]
+        if run.name == "uninterrupted":
+            owners = owners[:1]
+        if run.name not in ids or runs.killed is None:
+            continue
+        groups = {ref.group_id for refs in run.rows.values() for ref in refs}
+        strangers = sorted(
+            group for group in groups if not group.startswith(tuple(f"{one}-" for one in owners))
+        )
+        judgement.expect(
+            "same-setup",
+            not strangers,
+            f"groups of run {' or '.join(owners)}",
+            f"{len(strangers)} of other runs, as {strangers[:1]}",
+            where=f"{run.name} dump",
+        )
+
+
 def check_kill(judgement: Judgement, killed: KilledRun) -> None:
     """The killed run ended by SIGKILL, with the open calls that its journal holds."""
+    if killed.journal is None or killed.info is None:
+        return  # told as missing or broken
     opened = {call.call_id: len(call.ids) for call in killed.journal.open_calls()}
     ended = killed.info.exit or Exit(time=0.0)
     as_planned = ended.signal == signal.SIGKILL and ended.open_calls == opened
@@ -65,29 +106,49 @@ def _came_to_its_end(name: str, info: RunInfo) -> bool:
 
 
 def check_dumps(judgement: Judgement, runs: Runs, cut_rows: set[Key]) -> None:
-    """Both dumps are whole and hold the same rows, those planned, in the same groups."""
-    known = runs.uninterrupted.rows.keys() | runs.restored.rows.keys() | cut_rows
-    expected = runs.planned | cut_rows if runs.planned else known
+    """Both dumps are whole, have the same columns, and hold the same rows in the same groups."""
     for run in runs.trained:
         judgement.add(*run.problems)
         judgement.seen["dump-complete"] += run.lines
-        for key in sorted(known | expected):
-            check_membership(judgement, run, key, expected=int(key in expected))
+        check_membership(judgement, runs, run, cut_rows)
         check_groups(judgement, run)
+    check_unread_columns(judgement, runs)
 
 
-def check_membership(judgement: Judgement, run: Run, key: Key, expected: int) -> None:
-    """A dump holds `expected` rows of a key: 0 or 1."""
-    refs = run.rows.get(key, [])
-    places = "; ".join(ref.place for ref in refs) or "none"
-    judgement.expect(
-        "row-membership",
-        len(refs) == expected,
-        f"{expected} row",
-        f"{len(refs)}: {places}",
-        where=f"{run.name} dump",
-        key=key,
-    )
+def check_membership(judgement: Judgement, runs: Runs, run: Run, cut_rows: set[Key]) -> None:
+    """A dump holds each row that must be there once, and no other."""
+    known = runs.uninterrupted.rows.keys() | runs.restored.rows.keys() | cut_rows
+    expected = runs.planned | cut_rows if runs.planned else known
+    wrong = [key for key in known | expected if len(run.rows.get(key, [])) != int(key in expected)]
+    judgement.seen["row-membership"] += len(known | expected) - len(wrong)
+    where = f"{run.name} dump"
+    for key in sorted(wrong)[:MOST_PROBLEMS]:
+        refs = run.rows.get(key, [])
+        places = "; ".join(ref.place for ref in refs) or "none"
+        wanted, got = f"{int(key in expected)} row", f"{len(refs)}: {places}"
+        judgement.expect("row-membership", False, wanted, got, where=where, key=key)
+    more = len(wrong) - MOST_PROBLEMS
+    if more > 0:
+        got = f"{more} more rows lost, doubled or unplanned"
+        judgement.expect("row-membership", False, "the rows planned", got, where=where)
+
+
+def check_unread_columns(judgement: Judgement, runs: Runs) -> None:
+    """Both dumps have the same columns; those that no check reads are told, not compared."""
+    one, other = (run.columns for run in runs.trained)
+    read = {*Row.__struct_fields__, "generation_top2", "prev_top2"}
+    for name in sorted((one.keys() | other.keys()) - read):
+        sizes = len(runs.uninterrupted.rows), len(runs.restored.rows)
+        both = (one[name] > 0) == (other[name] > 0)
+        everywhere = (one[name] >= sizes[0]) == (other[name] >= sizes[1])
+        judgement.expect(
+            "dump-complete",
+            both and everywhere,
+            "in as many rows of both dumps",
+            f"uninterrupted: {one[name]}, restored: {other[name]}",
+            where=f"column {name}",
+        )
+        judgement.unread.add(name)
 
 
 def check_groups(judgement: Judgement, run: Run) -> None:

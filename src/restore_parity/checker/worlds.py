@@ -26,10 +26,17 @@ class World(Struct, frozen=True, kw_only=True):
 
     baseline: Rows
     rows: Rows  # the restored run's
-    calls: dict[str, Call]  # open at the kill
+    calls: dict[str, Call]  # captured by the killed run
     records: list[RestoreRecord]
     infos: dict[str, RunInfo]
+    workload: Params | None = None  # of the runs: their limits
+    thresholds: Params = Params()
     extra: tuple[tuple[int, Row], ...] = ()  # (train step, row) behind the restored run's rows
+
+    @property
+    def cuts(self) -> list[Call]:
+        """The calls that were open at the kill."""
+        return [call for call in self.calls.values() if call.is_open]
 
     @property
     def stop_ids(self) -> set[int]:
@@ -58,12 +65,12 @@ class Subject(Struct, frozen=True, kw_only=True):
         return self.stop - self.seam
 
 
-def world_of(runs: Runs, keys: list[Key] | None = None) -> World:
+def world_of(runs: Runs, thresholds: Params, keys: list[Key] | None = None) -> World:
     """The world of three runs, or of the rows of `keys` alone, as far as both dumps hold them.
 
     The killed run must be among them.
     """
-    assert runs.killed
+    journal = journal_of(runs)
     if keys is None:
         keys = sorted(runs.uninterrupted.rows.keys() & runs.restored.rows.keys())
     baseline, rows = {}, {}
@@ -73,7 +80,7 @@ def world_of(runs: Runs, keys: list[Key] | None = None) -> World:
             baseline[key], rows[key] = pair[0], pair[1]
     calls = {
         call.call_id: call
-        for call in runs.killed.journal.open_calls()
+        for call in journal.calls.values()
         if call.key in rows and call.call_index < len(rows[call.key].segments())
     }
     return World(
@@ -82,19 +89,28 @@ def world_of(runs: Runs, keys: list[Key] | None = None) -> World:
         calls=calls,
         records=[record for record in runs.restored.restores if record.source_call_id in calls],
         infos={run.name: run.info for run in runs.every if run.info},
+        workload=runs.restored.params,
+        thresholds=thresholds,
     )
 
 
-def judge_world(world: World, params: Params) -> Judgement:
+def journal_of(runs: Runs) -> Journal:
+    """The killed run's journal. Raises ValueError where the runs have none."""
+    if runs.killed is None or runs.killed.journal is None:
+        raise ValueError("mutations need the killed run's journal")
+    return runs.killed.journal
+
+
+def judge_world(world: World) -> Judgement:
     """Every check on a world, as the report applies them to the runs."""
     restored_rows = [*_dumped(world.rows), *world.extra]
     runs = Runs(
         uninterrupted=_run(world, "uninterrupted", _dumped(world.baseline)),
         restored=_run(world, "restored", restored_rows),
-        killed=_killed(world, params),
+        killed=_killed(world),
     )
     runs.restored.restores = world.records
-    return judge(runs, params)
+    return judge(runs, world.thresholds)
 
 
 def _dumped(rows: Rows) -> list[tuple[int, Row]]:
@@ -104,18 +120,19 @@ def _dumped(rows: Rows) -> list[tuple[int, Row]]:
 def _run(world: World, name: str, rows: list[tuple[int, Row]]) -> Run:
     run = run_of(name, rows)
     run.info = world.infos[name]
+    run.params = world.workload
     run.planned = set(world.baseline)
     return run
 
 
-def _killed(world: World, params: Params) -> KilledRun:
+def _killed(world: World) -> KilledRun:
     journal = Journal(Path("memory"))
     journal.calls = world.calls
     info = world.infos["killed"]
     if info.exit and info.exit.open_calls:  # the supervisor's count, of the calls of this world
-        counted = {call.call_id: len(call.ids) for call in world.calls.values()}
+        counted = {call.call_id: len(call.ids) for call in world.cuts}
         info = replace(info, exit=replace(info.exit, open_calls=counted))
-    return KilledRun(folder=Path("memory"), info=info, params=params, journal=journal)
+    return KilledRun(folder=Path("memory"), info=info, journal=journal)
 
 
 def subjects(world: World) -> list[Subject]:
@@ -124,7 +141,7 @@ def subjects(world: World) -> list[Subject]:
     Such a cut has a prefix and a tail of two tokens or more, and its row equals the baseline.
     """
     found = []
-    for call in world.calls.values():
+    for call in world.cuts:
         row = world.rows[call.key]
         if call.ids and row.token_ids == world.baseline[call.key].token_ids:
             subject = subject_of(call, row)

@@ -99,6 +99,13 @@ def head_size(folder: Path) -> int:
     return int(config.get("head_dim") or config.get("hidden_size", 0) // heads)
 
 
+def vocabulary_tokens(folder: Path) -> int | None:
+    """How many tokens a checkpoint knows; None where its config.json does not say."""
+    config = _read(folder / "config.json")
+    config = config.get("text_config") or config
+    return config.get("vocab_size")
+
+
 def stop_token_ids(folder: Path) -> list[int]:
     """The ids that end a call, where the engine looks for them.
 

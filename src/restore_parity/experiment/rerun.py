@@ -122,7 +122,7 @@ def prefilled(engine: Engine, task: RerunTask, stop_ids: Collection[int]) -> Cal
         before=cut.prompt_ids,
         ids=cut.ids + tail.ids,
         logprobs=cut.logprobs + tail.logprobs,
-        top_logprobs=[*cut.top2, *tail.top2],
+        top_logprobs=[*cut.top_logprobs, *tail.top_logprobs],
     )
 
 
@@ -142,7 +142,7 @@ def forced(engine: Engine, task: RerunTask) -> CallView:
         before=_cut(task).prompt_ids,
         ids=answer.ids,
         logprobs=answer.logprobs,
-        top_logprobs=[*answer.top2],
+        top_logprobs=[*answer.top_logprobs],
     )
 
 
@@ -195,7 +195,7 @@ def score(model: Path, before: list[int], ids: list[int], other_ids: list[int]) 
         advantages=[0.0] * size,
         generation_logprobs=[0.0] * size,
         prev_logprobs=[0.0] * size,
-        generation_top2=candidates,
+        generation_top_logprobs=candidates,
     )
     scorer: Any = AutoModelForCausalLM.from_pretrained(
         model, dtype=torch.float32, use_safetensors=True
@@ -208,7 +208,7 @@ def score(model: Path, before: list[int], ids: list[int], other_ids: list[int]) 
         before=before,
         ids=ids,
         logprobs=scored.prev_logprobs[start:],
-        top_logprobs=(scored.prev_top2 or [])[start:],
+        top_logprobs=(scored.prev_top_logprobs or [])[start:],
     )
 
 

@@ -115,7 +115,7 @@ class Generation:
     def _restore(self, rollout: Rollout, cut: Call) -> None:
         """Take up a cut call behind its captured prefix, with what is left of its limit."""
         call = self._next_call(rollout, cut.prompt_ids, cut.max_tokens)
-        call.extend(cut.ids, cut.logprobs, cut.top2)
+        call.extend(cut.ids, cut.logprobs, cut.top_logprobs)
         self._journal_start(call)
         record = Restored(
             call_id=call.call_id,
@@ -214,10 +214,10 @@ class Generation:
             call_id=call.call_id,
             ids=output.ids[:kept_tokens],
             logprobs=output.logprobs[:kept_tokens],
-            top2=output.top2[:kept_tokens],
+            top_logprobs=output.top_logprobs[:kept_tokens],
             t=time.time(),
         )
-        call.extend(delta.ids, delta.logprobs, delta.top2)
+        call.extend(delta.ids, delta.logprobs, delta.top_logprobs)
         self.journal.append(delta)
 
     def _complete(self, call: Call, reason: FinishReason) -> None:
@@ -270,7 +270,7 @@ class Generation:
             advantages=[],
             generation_logprobs=columns.logprobs,
             prev_logprobs=[],
-            generation_top2=columns.top2,
+            generation_top_logprobs=columns.top_logprobs,
         )
 
 
@@ -281,18 +281,18 @@ class Columns:
     ids: list[int] = field(default_factory=list)
     mask: list[float] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    top2: list[TopLogprobs | None] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs | None] = field(default_factory=list)
 
     def add_untrained(self, ids: list[int]) -> None:
         """Tokens that no call generated: the prompt, or a tool's result."""
         self.ids += ids
         self.mask += [0.0] * len(ids)
         self.logprobs += [0.0] * len(ids)
-        self.top2 += [None] * len(ids)
+        self.top_logprobs += [None] * len(ids)
 
     def add_call(self, call: Call) -> None:
         """The tokens of one call."""
         self.ids += call.ids
         self.mask += [1.0] * len(call.ids)
         self.logprobs += call.logprobs
-        self.top2 += call.top2
+        self.top_logprobs += call.top_logprobs

@@ -37,7 +37,7 @@ class Batch(msgspec.Struct, kw_only=True):
     token_loss_mask: torch.Tensor
     advantages: torch.Tensor
     generation_logprobs: torch.Tensor
-    candidates: torch.Tensor  # (B, T, 2), the engine's two likeliest tokens
+    candidates: torch.Tensor  # (B, T, N), the engine's likeliest tokens
     sample_loss_mask: torch.Tensor  # (B,)
 
 
@@ -45,7 +45,7 @@ class PolicyLogprobs(NamedTuple):
     """The model's own log-probabilities in nats; 0.0 where nothing is trained."""
 
     chosen: torch.Tensor  # (B, T), of the trained tokens
-    candidates: torch.Tensor  # (B, T, 2), of the engine's two likeliest tokens
+    candidates: torch.Tensor  # (B, T, N), of the engine's likeliest tokens
 
 
 class TrainRow(msgspec.Struct):
@@ -80,8 +80,8 @@ def collate(rows: list[Row], advantages: list[float], device: torch.device) -> B
         return tensor.to(device)
 
     mask = padded((row.token_loss_mask for row in rows), torch.float32)
-    likeliest = padded((_candidates(row, 0) for row in rows), torch.int64)
-    second = padded((_candidates(row, 1) for row in rows), torch.int64)
+    most = max((_most_candidates(row) for row in rows), default=0)
+    ranks = [padded((_candidates(row, rank) for row in rows), torch.int64) for rank in range(most)]
     # float64 holds every log-probability as the journal has it; the loss does not read them
     logprobs = padded((row.generation_logprobs for row in rows), torch.float64)
     return Batch(
@@ -90,15 +90,20 @@ def collate(rows: list[Row], advantages: list[float], device: torch.device) -> B
         token_loss_mask=mask,
         advantages=mask * torch.tensor(advantages, device=device)[:, None],
         generation_logprobs=logprobs,
-        candidates=torch.stack([likeliest, second], dim=-1),
+        candidates=torch.stack(ranks, dim=-1) if ranks else mask.new_zeros((*mask.shape, 0)).long(),
         sample_loss_mask=torch.tensor([row.sample_loss_mask for row in rows], device=device),
     )
 
 
-def _candidates(row: Row, place: int) -> list[int]:
-    """The engine's likeliest token at each place of a row, or its second; 0 where untrained."""
-    tops = row.generation_top2 or [None] * row.input_length
-    return [top[place][0] if top else 0 for top in tops]
+def _most_candidates(row: Row) -> int:
+    """The largest number of likeliest tokens that the engine gave at a place of a row."""
+    return max((len(top) for top in row.generation_top_logprobs or () if top), default=0)
+
+
+def _candidates(row: Row, rank: int) -> list[int]:
+    """The engine's token of that rank at each place of a row; 0 where there is none."""
+    tops = row.generation_top_logprobs or [None] * row.input_length
+    return [top[rank][0] if top and rank < len(top) else 0 for top in tops]
 
 
 def policy_logprobs(model: Any, batch: Batch) -> PolicyLogprobs:
@@ -107,7 +112,7 @@ def policy_logprobs(model: Any, batch: Batch) -> PolicyLogprobs:
     trained = batch.token_loss_mask[:, 1:].bool()
     logprobs = model.lm_head(hidden[:, :-1][trained]).float().log_softmax(-1)
     tokens = torch.cat([batch.token_ids[:, 1:, None], batch.candidates[:, 1:]], dim=-1)[trained]
-    places = torch.nn.functional.pad(trained, (1, 0))[..., None].expand(-1, -1, 3)
+    places = torch.nn.functional.pad(trained, (1, 0))[..., None].expand(-1, -1, tokens.shape[-1])
     zeros = torch.zeros(places.shape, device=places.device)
     found = zeros.masked_scatter(places, logprobs.gather(-1, tokens))
     return PolicyLogprobs(chosen=found[..., 0], candidates=found[..., 1:].detach())
@@ -164,17 +169,18 @@ def _dumped_row(batch: Batch, policy: PolicyLogprobs, place: int) -> Row:
         advantages=column(batch.advantages),
         generation_logprobs=column(batch.generation_logprobs),
         prev_logprobs=column(policy.chosen),
-        prev_top2=_policy_top(row, column(policy.candidates)),
+        prev_top_logprobs=_policy_top(row, column(policy.candidates)),
     )
 
 
 def _policy_top(row: Row, logprobs: list[list[float]]) -> list[TopLogprobs | None] | None:
-    """The trainer's log-probabilities (T, 2) beside the ids of the engine's two candidates."""
-    if row.generation_top2 is None:
+    """The trainer's log-probabilities (T, N) beside the ids of the engine's likeliest tokens."""
+    if row.generation_top_logprobs is None:
         return None
     tops: list[TopLogprobs | None] = []
-    for top, own in zip(row.generation_top2, logprobs, strict=True):
-        tops.append([(top[0][0], own[0]), (top[1][0], own[1])] if top else None)
+    for top, own in zip(row.generation_top_logprobs, logprobs, strict=True):
+        pairs = zip(top or (), own, strict=False)  # fewer tokens than the batch's most at a place
+        tops.append([(token, logprob) for (token, _), logprob in pairs] if top else None)
     return tops
 
 

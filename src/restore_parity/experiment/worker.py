@@ -24,7 +24,7 @@ from ..runs import Phase, RunInfo, write_info, written_whole
 from .engine.build import engine_version
 from .engine.settings import check_engine, compile_caches, engine_env
 from .engine.vllm_engine import VllmEngine
-from .models import RANDOM_WEIGHTS, model_path, weights_sha256
+from .models import RANDOM_WEIGHTS, model_path, vocabulary_tokens, weights_sha256
 from .processes import run_as_child, wait_for
 from .rollouts import Generation, Rollout
 from .workload import Codec, Task, tasks
@@ -138,6 +138,7 @@ def describe(
         built=built,
         ready=time.time(),
         model_folder=str(ready.model),
+        vocabulary_tokens=vocabulary_tokens(ready.model),
         random_weights=RANDOM_WEIGHTS.get(params.model),
     )
 

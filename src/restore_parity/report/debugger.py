@@ -14,6 +14,7 @@ from ..errors import IncompleteError, UsageError
 from ..experiment.rerun import RerunTask, read_rerun, run_again
 from ..journal import Call
 from ..records import CallView, CutKey, CutResult, Rerun, Row
+from ..runs import read_params_of
 from ..tokens import first_difference
 from .diagnosis import DECODE, PREFILL, RESTORED, UNINTERRUPTED, diagnose
 from .html_table import table
@@ -73,7 +74,9 @@ def judge_saved(runs: str) -> tuple[Judgement, Runs]:
             "give the one that holds uninterrupted, killed and restored",
         )
     loaded = load_runs(Path(runs))
-    params = _killed(loaded).params
+    killed = _killed(loaded)
+    info, _ = killed.whole()
+    params = read_params_of(info, killed.folder)
     return judge(loaded, params.model_copy(update={"runs": runs})), loaded
 
 
@@ -109,7 +112,8 @@ def pick(judgement: Judgement, loaded: Runs, name: str) -> Case:
     """
     killed = _killed(loaded)
     key = _cut_named(judgement, name)
-    cut = next(call for call in killed.journal.open_calls() if call.name == str(key))
+    _, journal = killed.whole()
+    cut = next(call for call in journal.open_calls() if call.name == str(key))
     rows = {run.name: run.only(cut.key) for run in loaded.trained}
     views = {}
     for run, row in rows.items():
@@ -166,10 +170,11 @@ def take_rerun(case: Case, again: bool) -> None:
 
 
 def _run_again(case: Case) -> None:
+    info, journal = case.killed.whole()
     task = RerunTask(
         cut=case.cut.name,
-        calls=case.killed.journal.open_calls(),
-        info=case.killed.info,
+        calls=journal.open_calls(),
+        info=info,
         uninterrupted=case.uninterrupted,
         restored=case.restored,
     )

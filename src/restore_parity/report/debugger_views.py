@@ -60,7 +60,7 @@ def _token_cells(case: Case, row: Row | None, at: int) -> dict[str, str | float]
     token = row.token_ids[at]
     cells: dict[str, str | float] = {"token": f"{token} {case.text(token)}".strip()}
     if row.token_loss_mask[at]:
-        others = likely(row.generation_top2[at] if row.generation_top2 else None)
+        others = likely(row.generation_top_logprobs[at] if row.generation_top_logprobs else None)
         others.pop(token, None)
         texts = [f"{other} {case.text(other)} {nats:.6f}" for other, nats in others.items()]
         cells["nats"] = row.generation_logprobs[at]

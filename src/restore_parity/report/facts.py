@@ -43,7 +43,14 @@ def _compared(results: Results) -> list[Fact]:
         Fact("rows compared", f"{counts.get('rows', 0):,}"),
         Fact("tokens compared", tokens),
         Fact("cuts", cuts_in_words),
+        Fact("rows set aside", _set_aside(cuts["set_aside"], len(results.rows))),
     ]
+
+
+def _set_aside(with_cut: int, without: int) -> str:
+    if not with_cut + without:
+        return "0"
+    return f"{with_cut + without}: {with_cut} with a cut, {without} without"
 
 
 def _checks(results: Results) -> Fact:
@@ -53,6 +60,9 @@ def _checks(results: Results) -> Fact:
         f"{status['pass'] - idle} hold, {idle} had nothing to judge, {status['fail']} fail, "
         f"{status['not_run']} not run"
     )
+    partly = sum(check.status != "not_run" and check.why is not None for check in results.checks)
+    if partly:
+        value = f"{value}; {partly} could compare only a part"
     return Fact("checks", value)
 
 
@@ -70,13 +80,18 @@ def _mutations(results: Results) -> list[Fact]:
 def _largest_differences(results: Results) -> list[Fact]:
     found = []
     if (engine := results.largest.get("tail-logprobs")) is not None:
-        found.append(Fact("largest difference, engine's log-probabilities", f"{engine:.4g} nats"))
+        mean = results.largest.get("tail-logprobs mean", 0.0)
+        value = f"{engine:.4g} nats; mean of a call {mean:.4g}"
+        found.append(Fact("largest difference, engine's log-probabilities", value))
     if (trainer := results.largest.get("policy-logprobs")) is not None:
         value = f"{trainer:.4g} nats"
         left_out = results.counts.get("rows_after_set_aside", 0)
         if left_out:
             value = f"{value}, {left_out} of {results.counts['rows']} rows not compared"
         found.append(Fact("largest difference, trainer's log-probabilities", value))
+    if (gap := results.largest.get("engine-trainer-gap")) is not None:
+        value = f"{gap:.4g} nats in the mean of a step"
+        found.append(Fact("largest change, engine-trainer gap", value))
     return found
 
 

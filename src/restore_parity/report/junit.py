@@ -21,7 +21,8 @@ def _checks(results: Results) -> TestSuite:
     suite = TestSuite("checks")
     for check in results.checks:
         problems = [problem for problem in results.problems if problem.check == check.id]
-        suite.add_testcase(_case("check", check.id, problems, skipped=check.why))
+        skipped = check.why if check.status == "not_run" else None
+        suite.add_testcase(_case("check", check.id, problems, skipped))
     if results.verdict != "PASS" and not results.problems:
         case = TestCase("verdict", "report")
         case.result = [Error(printable(results.summary))]

@@ -86,7 +86,7 @@ def claim(results: Results) -> str:
 
 def _claim_of_pass(results: Results) -> str:
     claim = "the restored run trained on the same rows as the uninterrupted one"
-    set_aside = results.counts["set_aside"]
+    set_aside = results.counts["set_aside"] + len(results.rows)
     if set_aside:
         rows = results.counts["rows"]
         claim = f"{claim}, but for {set_aside} of {rows} that differ at a shown near-tie"

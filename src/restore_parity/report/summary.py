@@ -14,8 +14,11 @@ def write_summary(file: Path, results: Results) -> None:
     problems, and of each line 1,000 characters.
     """
     title = printable(results.summary.splitlines()[0])
-    lines = [f"## {_inert(title)}", "", "| check | status | compared |", "| -- | -- | --: |"]
-    lines += [f"| `{check.id}` | {check.status} | {check.seen} |" for check in results.checks]
+    lines = [f"## {_inert(title)}", "", "| check | status | compared | why not all |"]
+    lines.append("| -- | -- | --: | -- |")
+    for check in results.checks:
+        why = _inert(printable(check.why or ""))
+        lines.append(f"| `{check.id}` | {check.status} | {check.seen} | {why} |")
     if results.problems:
         lines += ["", f"<pre>{_inert(render(results.problems))}</pre>"]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -8,13 +8,20 @@ from IPython.display import HTML
 
 from ..checker.dumps import Runs
 from ..checker.judgement import CHECKS, Judgement
-from ..params import Params
 from ..records import CutResult
 from .html_table import Markup, anchor, failed_first, table, words
+from .ties import Parted, margins_in_words, parted_rows
 from .timeline import MILESTONES, timelines
 
-# nats: the spacing of bfloat16 logits between 16 and 32, where these models' likeliest ones lie
-BF16_STEP = 0.125
+# why a check that could run compared nothing
+IDLE = {
+    "before-cut-call": "no row with a cut parts from the baseline",
+    "near-tie": "no row with a cut parts from the baseline",
+    "set-aside-share": "no cut has a tail, and no other row is set aside",
+    "finished-captured": "no call had ended before the kill",
+    "tail-generated": "no restored call went on",
+}
+NOTHING_THERE = "these runs hold nothing that it compares"
 
 
 def runs(loaded: Runs) -> HTML:
@@ -101,42 +108,30 @@ def ties(judgement: Judgement) -> HTML:
     """The rows that part from the baseline: between which tokens, how far apart these were."""
     return table(
         {
-            "cut": cut.key,
-            "status": words(cut.status),
-            "token": cut.first_difference,
-            "uninterrupted or restored": _tie(cut, judgement),
-            "margin uninterrupted": cut.margin_uninterrupted,
-            "margin restored": cut.margin_restored,
-            "margin trainer": cut.margin_trainer,
+            "cut or row": row.name,
+            "status": words(row.status),
+            "parted in": row.parted_in,
+            "token": row.found.first_difference,
+            "uninterrupted or the other run": _tie(row, judgement),
+            "margin uninterrupted": row.found.margin_uninterrupted,
+            "margin in the other run": row.found.margin_restored,
+            "margin trainer": row.found.margin_trainer,
         }
-        for cut in failed_first(judgement.cuts)
-        if cut.first_difference is not None
+        for row in parted_rows(judgement)
     )
 
 
-def _tie(cut: CutResult, judgement: Judgement) -> str | None:
+def _tie(row: Parted, judgement: Judgement) -> str | None:
     """The two tokens at which a row parts, with their text where it is known, and how near."""
-    if cut.tokens is None:
+    if row.found.tokens is None:
         return None
-    names = [str(token) for token in cut.tokens]
+    names = [str(token) for token in row.found.tokens]
     if judgement.decode:
-        names = [f"{token} {judgement.decode([token])!r}" for token in cut.tokens]
+        names = [f"{token} {judgement.decode([token])!r}" for token in row.found.tokens]
     tokens = " or ".join(names)
-    if cut.margin_uninterrupted is None:
+    if row.margins is None:
         return tokens
-    return f"{tokens}: {margins_in_words(cut, judgement.params)}"
-
-
-def margins_in_words(cut: CutResult, params: Params) -> str:
-    """The near-tie margins of both runs, for a cut that shows them."""
-    pair = cut.margin_uninterrupted or 0.0, cut.margin_restored or 0.0
-    if not any(pair):
-        return "an exact tie"
-    text = f"{pair[0]:.4g} and {pair[1]:.4g} nats"
-    if params.dtype == "bfloat16":
-        steps = [f"{margin / BF16_STEP:.3g}" for margin in pair]
-        text = f"{text}, {steps[0]} and {steps[1]} bfloat16 steps"
-    return text
+    return f"{tokens}: {margins_in_words(row, judgement.params)}"
 
 
 def mutations(judgement: Judgement) -> HTML:
@@ -163,19 +158,29 @@ class Unchecked(NamedTuple):
 
 
 def unchecked(judgement: Judgement) -> HTML:
-    """What these runs did not let be checked, and why."""
-    found = [Unchecked(check, reason) for check, reason in judgement.not_run.items()]
-    for check in CHECKS:
-        if not judgement.seen[check] and check not in judgement.not_run:
-            why = "nothing to judge: no row of these runs parts from the baseline"
-            found.append(Unchecked(check, why))
+    """What these runs did not let be checked, in whole or in part, and why."""
+    found = _unchecked_of_checks(judgement)
     if count := judgement.counts["rows_after_set_aside"]:
         why = f"{count} rows trained behind a set-aside one: not compared"
         found.append(Unchecked("policy-logprobs", why))
     if count := judgement.counts["started_again"]:
         why = f"{count} calls open at the kill without a token: started again, not cut"
         found.append(Unchecked("cuts", why))
+    if judgement.unread:
+        why = f"no check reads {', '.join(sorted(judgement.unread))}"
+        found.append(Unchecked("columns of the dumps", why))
     if nowhere := [result.id for result in judgement.mutations if result.caught_by is None]:
         why = f"{len(nowhere)} without a place in these rows: {', '.join(nowhere)}"
         found.append(Unchecked("mutations", why))
     return table(one._asdict() for one in found)
+
+
+def _unchecked_of_checks(judgement: Judgement) -> list[Unchecked]:
+    found = []
+    for check in CHECKS:
+        why = judgement.why(check)
+        if why is None and not judgement.seen[check]:
+            why = f"nothing to judge: {IDLE.get(check, NOTHING_THERE)}"
+        if why is not None:
+            found.append(Unchecked(check, why))
+    return found

@@ -4,10 +4,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from ..checker.judgement import Judgement
-from ..records import CutResult
 from .drawing import canvas_of_two, show
 from .figures import MANY_CUTS, NAMED, STATUS
-from .tables import BF16_STEP, margins_in_words
+from .ties import BF16_STEP, Parted, margins_in_words, parted_rows, with_margins
 
 BAR = "#56B4E9"
 MOST_STEPS = 40  # of bfloat16 logits that an axis marks
@@ -15,7 +14,7 @@ MOST_STEPS = 40  # of bfloat16 logits that an axis marks
 
 def plot_margins(judgement: Judgement) -> None:
     """Near-tie margins in both runs against the declared bound, and the noise of equal tokens."""
-    shown = [cut for cut in judgement.cuts if cut.margin_uninterrupted is not None]
+    shown = with_margins(parted_rows(judgement))
     moved = [size for size in judgement.noise if size is not None]
     if not shown and not moved:
         print(f"No plot: {_nothing_to_plot(judgement)}")
@@ -23,7 +22,7 @@ def plot_margins(judgement: Judgement) -> None:
     figure, ties, noise = canvas_of_two(4.2)
     _plot_ties(ties, judgement, shown)
     _plot_noise(noise, judgement, sorted(moved))
-    texts = [f"{cut.key}: {margins_in_words(cut, judgement.params)}" for cut in shown[:NAMED]]
+    texts = [f"{row.name}: {margins_in_words(row, judgement.params)}" for row in shown[:NAMED]]
     ties_in_words = "; ".join(texts) or "no row parts from the baseline"
     show(
         figure,
@@ -46,8 +45,11 @@ def _noise(judgement: Judgement) -> float:
     return judgement.largest.get("tail-logprobs", 0.0)
 
 
-def _plot_ties(axes: Axes, judgement: Judgement, cuts: list[CutResult]) -> None:
-    """A mark a cut, at its margins in both runs; within the dashed corner it is set aside."""
+def _plot_ties(axes: Axes, judgement: Judgement, rows: list[Parted]) -> None:
+    """A mark a row, at its margins in both runs; within the dashed corner it is set aside.
+
+    Rows without a cut are hollow.
+    """
     bound = judgement.params.near_tie_margin
     noise = _noise(judgement)
     within = f"within near_tie_margin = {bound} nats in both"
@@ -57,20 +59,21 @@ def _plot_ties(axes: Axes, judgement: Judgement, cuts: list[CutResult]) -> None:
     moved = f"equal tokens moved by up to {noise:.3g}"
     axes.add_patch(Rectangle((0, 0), noise, noise, facecolor="#00000022", label=moved))
     largest = [bound, noise]
-    for cut in cuts:
-        place = (cut.margin_uninterrupted or 0.0, cut.margin_restored or 0.0)
+    for row in rows:
+        place = row.margins or (0.0, 0.0)
         largest += place
-        look = STATUS[cut.status]
-        axes.plot(*place, look.marker, color=look.colour, markersize=8)
-        if len(cuts) <= MANY_CUTS:
-            axes.annotate(cut.key, place, xytext=(6, 4), textcoords="offset points", fontsize=8)
+        look = STATUS[row.status]
+        fill = "full" if row.has_cut else "none"
+        axes.plot(*place, look.marker, color=look.colour, markersize=8, fillstyle=fill)
+        if len(rows) <= MANY_CUTS:
+            axes.annotate(row.name, place, xytext=(6, 4), textcoords="offset points", fontsize=8)
     most = max(largest) or 1.0
     axes.set(xlim=(-0.05 * most, 1.2 * most), ylim=(-0.05 * most, 1.2 * most))
     xlabel = "margin in the uninterrupted run, nats"
-    axes.set(xlabel=xlabel, ylabel="margin in the restored run, nats")
+    axes.set(xlabel=xlabel, ylabel="margin in the run that parted, nats")
     if judgement.params.dtype == "bfloat16" and most < MOST_STEPS * BF16_STEP:
         _bfloat16_grid(axes, 1.2 * most)
-    if not cuts:
+    if not rows:
         text = "no row parts from the baseline"
         axes.text(0.5, 0.4, text, transform=axes.transAxes, ha="center")
     axes.legend(loc="upper right", frameon=False, fontsize=8)

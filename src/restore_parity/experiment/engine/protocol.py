@@ -16,7 +16,7 @@ class Output(Struct, frozen=True, kw_only=True):
     call_id: str
     ids: list[int]
     logprobs: list[float]
-    top2: list[TopLogprobs]
+    top_logprobs: list[TopLogprobs]
     finish_reason: FinishReason | None
 
 
@@ -47,7 +47,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     ids: list[int] = []
     logprobs: list[float] = []
-    top2: list[TopLogprobs] = []
+    top_logprobs: list[TopLogprobs] = []
 
 
 def generate(engine: Engine, requests: Iterable[Request]) -> dict[str, Answer]:
@@ -61,5 +61,5 @@ def generate(engine: Engine, requests: Iterable[Request]) -> dict[str, Answer]:
             answer = answers[output.call_id]
             answer.ids.extend(output.ids)
             answer.logprobs.extend(output.logprobs)
-            answer.top2.extend(output.top2)
+            answer.top_logprobs.extend(output.top_logprobs)
     return answers

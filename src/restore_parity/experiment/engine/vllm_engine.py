@@ -1,9 +1,11 @@
 """vLLM behind the engine protocol: in this process, or in one process a rank."""
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...errors import IncompleteError
 from ...params import Params
 from ...records import TopLogprobs
 from ..models import head_size
@@ -36,7 +38,7 @@ class VllmEngine:
             temperature=params.temperature,
             top_p=params.top_p,
             seed=params.seed,
-            logprobs=2,
+            logprobs=params.top_logprobs,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
@@ -124,19 +126,29 @@ def _output(request: Any) -> Output:
         )
     ids = list(answer.token_ids)
     logprobs = []
-    top2 = []
+    top_logprobs = []
     for token, candidates in zip(ids, answer.logprobs or [], strict=True):
-        logprobs.append(candidates[token].logprob)
-        top2.append(_likeliest(token, candidates))
+        logprob = candidates[token].logprob
+        if not math.isfinite(logprob):
+            raise IncompleteError(
+                f"the engine gave no finite log-probability ({logprob}) for token {token} of call "
+                f"{request.request_id}"
+            )
+        logprobs.append(logprob)
+        top_logprobs.append(_likeliest(token, candidates))
     return Output(
-        call_id=request.request_id, ids=ids, logprobs=logprobs, top2=top2, finish_reason=reason
+        call_id=request.request_id,
+        ids=ids,
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
+        finish_reason=reason,
     )
 
 
 def _likeliest(chosen: int, candidates: dict[int, Any]) -> TopLogprobs:
-    """The two likeliest tokens with their log-probabilities, likeliest first.
+    """The tokens that vLLM gave log-probabilities of, likeliest first.
 
-    At an exact tie the chosen one comes first, so that it is never pushed out of the two.
+    At an exact tie the chosen one comes first.
     """
 
     def rank(candidate: tuple[int, float]) -> tuple[float, bool]:
@@ -144,4 +156,4 @@ def _likeliest(chosen: int, candidates: dict[int, Any]) -> TopLogprobs:
         return -logprob, token != chosen
 
     pairs = [(token, entry.logprob) for token, entry in candidates.items()]
-    return list(sorted(pairs, key=rank)[:2])
+    return sorted(pairs, key=rank)
