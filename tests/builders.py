@@ -111,13 +111,18 @@ class Script:
     ties: Ties = Ties({}, "none")
 
 
+HEALTHY = Script()
+
+
 class ScriptedEngine:
     """A token a call a step, a function of all tokens before it: a right restore is exact.
 
     After `steps` steps the process is "killed".
     """
 
-    def __init__(self, phase: str, script: Script, steps: int | None = None):
+    def __init__(
+        self, phase: str = "uninterrupted", script: Script = HEALTHY, steps: int | None = None
+    ):
         self.requests: list[tuple[str, list[int], int]] = []
         self._steps_left = steps
         self._width = script.width
