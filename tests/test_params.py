@@ -67,6 +67,12 @@ def test_a_file_goes_before_a_profile_of_its_name(tmp_path, monkeypatch):
     assert profile_file("smoke") == Path("smoke")
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".yaml"], ids=["a name", "a file"])
+def test_a_name_too_long_for_any_file_is_a_mistake(name):
+    with pytest.raises(UsageError):
+        read_params(profile_file(name))
+
+
 def test_an_unknown_profile_names_those_there_are():
     with pytest.raises(UsageError) as caught:
         profile_file("smok")
@@ -300,3 +306,10 @@ def test_rows_are_keyed_in_order_from_train_step_one():
 
 def test_a_relative_folder_counts_from_the_working_directory():
     assert Params(runs="runs/x").folder == Path("runs/x")
+
+
+@pytest.mark.parametrize("name", ["1/0/0#01", "01/0/0#1", "1/0/0#+1"])
+def test_a_cut_is_named_as_it_prints(name):
+    """Another spelling would name no call of the journal, and its kill would never come."""
+    with pytest.raises(UsageError, match="no such call"):
+        validate({"cut_tokens": {name: 3}}, "x")

@@ -49,7 +49,12 @@ REPORT_LIBRARIES = (
 # parameters that judge nothing, and may differ between runs
 OF_PLACE = ("runs", "reuse", "overlap_starts", "timeout_s")
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich takes longer to import than a check of small runs
+)
 
 
 def _print_version(wanted: bool) -> None:

@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import os
 import re
 from collections.abc import Hashable
 from pathlib import Path
@@ -202,7 +203,7 @@ class Params(BaseModel):
             cut = CutKey.parse(name)
         except ValueError:
             cut = None
-        if cut is None or cut.call_index > 1 or not self._holds(cut.row):
+        if cut is None or str(cut) != name or cut.call_index > 1 or not self._holds(cut.row):
             raise ValueError(
                 f"cut_tokens[{name}]: no such call; write step/prompt/generation#call, as 1/0/1#1"
             )
@@ -293,7 +294,8 @@ def profile_file(given: str) -> Path:
     Raises UsageError where there is neither.
     """
     file = Path(given)
-    if file.is_file() or file.suffix or len(file.parts) > 1:
+    # os.path's test is false, and raises nothing, for a name that is too long or out of reach
+    if os.path.isfile(file) or file.suffix or len(file.parts) > 1:
         return file
     known = profiles()
     if given not in known:

@@ -102,3 +102,10 @@ def test_a_cut_ends_with_the_ways_to_run_it_again(pristine):
 
 def test_a_row_without_a_cut_has_nothing_to_run_again(pristine):
     assert "run this cut again" not in cut_text(FINISHED, pristine)
+
+
+def test_a_broken_journal_is_told_and_not_shown_as_no_call(runs):
+    file = runs / "killed" / "journal.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(IncompleteError, match=r"journal\.jsonl.*no start of call"):
+        cut_text("1/0/0#1", runs)

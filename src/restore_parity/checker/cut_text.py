@@ -23,6 +23,8 @@ def cut_text(name: str, folder: Path) -> str:
     """
     key, call_index = _parse(name)
     runs = load_runs(folder)
+    if runs.killed:
+        runs.killed.whole()  # a cut is shown from the journal: a broken one must not look empty
     calls = _calls(runs, key, call_index)
     baseline, restored = runs.uninterrupted.only(key), runs.restored.only(key)
     if not calls and (call_index is not None or not (baseline or restored)):

@@ -38,7 +38,9 @@ def write_html(executed: Path, page: Path, results: Results) -> None:
 
     Where the notebook never came to be, that screen is all.
     """
-    exporter = HTMLExporter(raw_template=TEMPLATE.read_text(), exclude_anchor_links=True)
+    exporter = HTMLExporter(
+        raw_template=TEMPLATE.read_text(encoding="utf-8"), exclude_anchor_links=True
+    )
     # of a progress bar, what it came to
     exporter.register_preprocessor(CoalesceStreamsPreprocessor, enabled=True)
     exporter.register_filter("printable", partial(printable, longest=OUTPUT_CHARACTERS))
