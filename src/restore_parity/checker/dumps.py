@@ -31,7 +31,6 @@ COLUMNS = (
     "generation_top_logprobs",  # this one and the next a row may lack
     "prev_top_logprobs",
 )
-UNCOMPARED = {"sample_id"}  # physical, and different in every run
 
 
 class Chunk(Struct):

@@ -15,7 +15,10 @@ _decode_record = msgspec.json.Decoder(Restored | Completed | AlreadyTerminal).de
 
 
 def load_runs(folder: Path) -> Runs:
-    """The three runs below a folder. Raises IncompleteError where one is missing."""
+    """The three runs below a folder. Raises IncompleteError where a dump is missing.
+
+    What else is missing or broken is a problem of its run.
+    """
     killed = load_killed(folder / "killed")
     return Runs(
         uninterrupted=load_run(folder / "uninterrupted"),
