@@ -89,9 +89,9 @@ class Params(BaseModel):
     near_tie_margin: Size = 0.3
     max_set_aside: Share = 0.5
     max_logprob_diff: Size = 0.3
-    max_mean_logprob_diff: Size = 0.05
+    max_mean_logprob_diff: Size = 0.01
     max_policy_diff: Size = 1e-3
-    max_gap_increase: Size = 0.01
+    max_gap_increase: Size = 0.0005
     vocabulary_tokens: Annotated[int, Field(ge=0)] = 0
     min_cut_groups: Annotated[int, Field(ge=0)] = 0
     thresholds_from: str = (
